@@ -1,0 +1,261 @@
+/* torcharena.h - the allocator's C interface.
+ *
+ * Simple use: create an allocator over a driver, ta_alloc, ta_free, destroy.
+ *
+ *     ta_allocator *a;
+ *     ta_allocator_create(driver, NULL, &a);
+ *     void *p;
+ *     ta_oom oom;
+ *     if (ta_alloc(a, 1 << 20, 0, stream, &p, &oom) == TA_OK) ta_free(a, p);
+ *     ta_allocator_destroy(a);
+ *
+ * Sizes are bytes. Devices are CUDA ordinals. A stream is a cudaStream_t; streams of other
+ * devices are other streams even where the handle is the same. Every function is thread-safe
+ * unless it says otherwise; none prints, takes the GIL, or ends the process. In a forked
+ * child they do nothing and return TA_FORKED. */
+#ifndef TORCHARENA_H
+#define TORCHARENA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define TA_API __attribute__((visibility("default")))
+#else
+#define TA_API
+#endif
+
+/* Values are pinned: they appear in logs and traces. */
+typedef enum ta_status {
+    TA_OK = 0,
+    TA_OUT_OF_MEMORY = 1, /* no memory within the cap, or the driver has none */
+    TA_NOT_READY = 2,     /* an event that the stream has not passed */
+    TA_INVALID = 3,       /* an argument makes no sense */
+    TA_UNSUPPORTED = 4,   /* this driver or device cannot */
+    TA_FORKED = 5,        /* called in a forked child */
+    TA_GONE = 6,          /* the driver has shut down: the process is exiting */
+    TA_DRIVER = 7,        /* the driver failed otherwise */
+    TA_NO_HOST_MEMORY = 8 /* malloc failed */
+} ta_status;
+
+TA_API const char *ta_status_text(ta_status status);
+
+typedef void *ta_stream;
+typedef struct ta_allocator ta_allocator;
+struct ta_driver;
+
+#define TA_GRANULE 512u                       /* every block is a multiple, and so aligned */
+#define TA_SMALL_MAX ((size_t)1 << 20)        /* requests up to this go to `small` arenas */
+#define TA_DEFAULT_PAGE ((uint64_t)4 << 20)   /* bytes of a page */
+#define TA_NO_LIMIT UINT64_MAX
+#define TA_MAX_DEVICES 64
+
+/* --- creating ---------------------------------------------------------------------- */
+typedef struct ta_config {
+    uint64_t page_bytes; /* 0: TA_DEFAULT_PAGE. A multiple of the driver's granularity. */
+    double grow_until;   /* reserved over live peak up to which a new page is cheaper than
+                            an idle one; 0: the default */
+    double wait_above;   /* reserved over live peak above which an idle page is waited for
+                            rather than a new one made; 0: the default */
+    bool fallback;       /* without VMM take plain driver allocations instead of failing */
+} ta_config;
+
+/* Calls nothing of the driver yet: a device is looked at when it is first used. The driver
+ * must outlive the allocator. `config` may be NULL. */
+TA_API ta_status ta_allocator_create(const struct ta_driver *driver, const ta_config *config,
+                                     ta_allocator **allocator);
+/* Releases everything, blocks that are still live included. Not thread-safe: no other call
+ * may be under way. */
+TA_API void ta_allocator_destroy(ta_allocator *allocator);
+
+/* --- memory ------------------------------------------------------------------------ */
+/* What was true when a request failed. */
+typedef struct ta_oom {
+    ta_status status;
+    int device;
+    ta_stream stream;
+    uint64_t requested;      /* bytes asked for */
+    uint64_t short_by;       /* bytes of pages that could not be had */
+    uint64_t limit;          /* TA_NO_LIMIT: none */
+    int limit_source;        /* ta_limit_source */
+    uint64_t device_total;   /* bytes of the card */
+    uint64_t device_free;    /* bytes nobody holds */
+    uint64_t reserved;       /* bytes of pages we hold */
+    uint64_t live;           /* bytes of live blocks, in granules */
+    uint64_t pending;        /* bytes freed but still used by a recorded stream */
+    uint64_t idle;           /* bytes of our idle pages that could not be taken */
+    uint64_t idle_in_graphs; /* of those: held by CUDA graph pools */
+    uint64_t partly_used;    /* free bytes in pages that also hold live or pending blocks */
+    uint64_t largest[8];     /* sizes of the largest live blocks, falling; 0 ends */
+    ta_stream largest_stream[8];
+} ta_oom;
+
+/* A block of `size` bytes, 512-aligned, for work on `stream`. Size 0 gives NULL. On failure
+ * *ptr is NULL and *oom (may be NULL) says why. */
+TA_API ta_status ta_alloc(ta_allocator *allocator, size_t size, int device, ta_stream stream,
+                          void **ptr, ta_oom *oom);
+/* NULL does nothing. TA_INVALID for an address that is not a live block. */
+TA_API ta_status ta_free(ta_allocator *allocator, void *ptr);
+/* `stream` uses the block too: after its free the bytes wait for what is then queued there.
+ * Any address inside a block will do. */
+TA_API ta_status ta_record_stream(ta_allocator *allocator, void *ptr, ta_stream stream);
+/* Start and size of the block that holds `ptr`. */
+TA_API ta_status ta_base_address(ta_allocator *allocator, const void *ptr, void **base,
+                                 size_t *size);
+/* The out-of-memory text, torch's standard opening first. Returns the length that snprintf
+ * would. Pure: takes no lock. */
+TA_API int ta_oom_text(const ta_oom *oom, char *text, size_t capacity);
+
+/* Gives idle pages of the device (-1: of all) back to the driver, after waiting for the
+ * streams that used them. Graph pools keep theirs. */
+TA_API ta_status ta_trim(ta_allocator *allocator, int device, uint64_t *released);
+
+/* --- CUDA graph pools ---------------------------------------------------------------- */
+/* From begin to end, blocks on the device whose stream the filter accepts belong to the pool
+ * `id`. The filter is called from ta_alloc with no lock held. One open pool a device and
+ * thread of control, the newest first. */
+typedef struct ta_pool_id {
+    uint64_t a, b;
+} ta_pool_id;
+typedef bool ta_pool_filter(void *context, ta_stream stream);
+TA_API ta_status ta_pool_begin(ta_allocator *allocator, int device, ta_pool_id id,
+                               ta_pool_filter *filter, void *context);
+/* *context gets the filter's context back, for its owner to destroy; no call to the filter
+ * is under way any more. */
+TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
+                             void **context);
+/* Once for every begin. After the last, the pool's memory becomes ordinary idle memory when
+ * its blocks are freed and the device has passed this moment. */
+TA_API ta_status ta_pool_release(ta_allocator *allocator, int device, ta_pool_id id);
+
+/* --- limits -------------------------------------------------------------------------- */
+typedef enum ta_limit_source {
+    TA_LIMIT_NONE = 0,
+    TA_LIMIT_API = 1,         /* enable(limit=), set_limit() */
+    TA_LIMIT_ENVIRONMENT = 2, /* TORCHARENA_LIMIT */
+    TA_LIMIT_FRACTION = 3,    /* torch's set_per_process_memory_fraction */
+    TA_LIMIT_ADMIN = 4,       /* the admin's file */
+    TA_LIMIT_SOURCES = 5
+} ta_limit_source;
+/* Sets one source's limit for a device (-1: every device, those not yet used too). The least
+ * of all sources holds, rounded down to a page. What is over a lowered limit is given back as
+ * far as idle pages go. TA_NO_LIMIT takes the source's limit away. */
+TA_API ta_status ta_set_limit(ta_allocator *allocator, int device, ta_limit_source source,
+                              uint64_t bytes);
+/* The limit that holds and whose it is. */
+TA_API uint64_t ta_limit(ta_allocator *allocator, int device, ta_limit_source *source);
+
+/* --- numbers ------------------------------------------------------------------------- */
+typedef struct ta_gauge {
+    uint64_t current, peak, increased, decreased; /* current = increased - decreased */
+} ta_gauge;
+typedef enum ta_pool_kind { TA_POOL_ALL = 0, TA_POOL_SMALL = 1, TA_POOL_LARGE = 2 } ta_pool_kind;
+typedef struct ta_stats {
+    /* Of live blocks: count, bytes in granules, bytes asked for. By ta_pool_kind; peaks of
+     * each are its own. */
+    ta_gauge allocations[3], allocated[3], requested[3];
+    /* Live and pending blocks. */
+    ta_gauge active_blocks[3], active[3];
+    ta_gauge reserved;  /* bytes of pages held, mapped or kept ready */
+    ta_gauge pages;     /* the same, counted */
+    ta_gauge pending;   /* bytes freed but still used by a recorded stream */
+    ta_gauge addresses; /* bytes of address ranges reserved */
+    uint64_t idle;        /* bytes of idle and of unmapped pages */
+    uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
+    uint64_t largest_idle_partly_used; /* the highest partly_used seen at a slow path */
+    uint64_t limit;
+    int limit_source;
+    uint64_t page_bytes;
+    uint64_t oom_count, retry_count; /* refusals; requests that took idle memory at the cap */
+    uint64_t page_moves;   /* idle pages taken from one place to another */
+    uint64_t waits;        /* times the host waited for a stream */
+    double wait_us;        /* how long */
+    uint64_t slow_allocs;  /* requests that needed a page */
+    uint64_t calls_reserve, calls_create, calls_release, calls_map, calls_unmap,
+        calls_access, calls_event; /* driver calls, by kind; a range counts once */
+    uint64_t arenas, streams;
+} ta_stats;
+/* TA_INVALID for a device never used: *stats is then all zero, limits included. */
+TA_API ta_status ta_get_stats(ta_allocator *allocator, int device, ta_stats *stats);
+TA_API ta_status ta_reset_peaks(ta_allocator *allocator, int device);
+TA_API ta_status ta_reset_accumulated(ta_allocator *allocator, int device);
+/* The device's own numbers, whoever holds the bytes. */
+TA_API ta_status ta_device_memory(ta_allocator *allocator, int device, uint64_t *free_bytes,
+                                  uint64_t *total);
+/* Initialised: something was ever asked for there. */
+TA_API bool ta_device_used(ta_allocator *allocator, int device);
+
+/* --- what is where --------------------------------------------------------------------- */
+typedef enum ta_block_state {
+    TA_BLOCK_FREE = 0, /* mapped, nothing on it */
+    TA_BLOCK_LIVE = 1,
+    TA_BLOCK_PENDING = 2
+} ta_block_state;
+typedef struct ta_segment_info { /* a run of mapped pages */
+    int device;
+    ta_stream stream;
+    bool small;        /* the arena's kind */
+    ta_pool_id pool;   /* 0,0: none */
+    uint64_t addr, size, allocated, active, requested;
+    uint64_t page_bytes;
+} ta_segment_info;
+typedef struct ta_block_info {
+    uint64_t addr, size, requested; /* free: requested 0 */
+    ta_block_state state;
+    uint64_t serial; /* of the allocation: counts from 1 over all devices */
+} ta_block_info;
+/* Calls back for each run of mapped pages and then for its blocks in address order: they
+ * tile it. The callbacks run with a lock held: they must not call the allocator. Device -1:
+ * all of them. */
+typedef struct ta_visitor {
+    void *context;
+    void (*segment)(void *context, const ta_segment_info *segment);
+    void (*block)(void *context, const ta_block_info *block);
+} ta_visitor;
+TA_API ta_status ta_visit(ta_allocator *allocator, int device, const ta_visitor *visitor);
+
+/* --- events ---------------------------------------------------------------------------- */
+typedef enum ta_event_kind {
+    TA_EVENT_ALLOC = 0,
+    TA_EVENT_FREE = 1,         /* the user's free */
+    TA_EVENT_FREE_DONE = 2,    /* its bytes can be used again */
+    TA_EVENT_RECORD_STREAM = 3,
+    TA_EVENT_MAP = 4,          /* a run of pages: addr, size */
+    TA_EVENT_UNMAP = 5,
+    TA_EVENT_OOM = 6,
+    TA_EVENT_MARK = 7          /* ta_mark: `text` */
+} ta_event_kind;
+typedef struct ta_event_info {
+    ta_event_kind kind;
+    int device;
+    ta_stream stream;
+    uint64_t addr, size; /* size: as asked for */
+    uint64_t serial;     /* of the block's allocation */
+    const char *text;    /* valid during the call */
+} ta_event_info;
+/* Called for every event with a lock of the allocator held: events of one block come in
+ * order, and an address is reused only after its FREE_DONE. It must be quick and call
+ * nothing of the allocator. At most TA_OBSERVERS at once; TA_INVALID when full. Costs nothing
+ * while there are none. */
+#define TA_OBSERVERS 4
+typedef void ta_observer(void *context, const ta_event_info *event);
+TA_API ta_status ta_add_observer(ta_allocator *allocator, ta_observer *observer, void *context);
+/* Returns when no call to it is under way. */
+TA_API ta_status ta_remove_observer(ta_allocator *allocator, ta_observer *observer,
+                                    void *context);
+TA_API ta_status ta_mark(ta_allocator *allocator, const char *text);
+
+/* --- tests --------------------------------------------------------------------------- */
+/* Checks every invariant; prints both sides of the first that fails to `text` and returns
+ * false. Takes every lock in turn. */
+TA_API bool ta_check(ta_allocator *allocator, char *text, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
