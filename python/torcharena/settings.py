@@ -66,7 +66,9 @@ def page_bytes(value: sizes.Size | None, name: str = "page") -> int:
 
 def _path(text: str, name: str) -> str:
     if not text:
-        raise ValueError(f"{name}='': it is empty (accepted: a file to write, x.trace.xz)")
+        raise ValueError(
+            f"{name}='': it is empty (accepted: a file to write, x.trace.xz)"
+        )
     return text
 
 

@@ -25,7 +25,9 @@ _WITH_UNIT = re.compile(_NUMBER + r"(?P<unit>[KMGT]i)B?")
 _PERCENT = re.compile(_NUMBER + r"%")
 _DIGITS = re.compile(r"[0-9]+")
 # What people write instead, so that the right spelling can be shown.
-_ALMOST = re.compile(_NUMBER + r"\s*(?P<letter>[kmgt])(?:i?b?|ibs?|bs?|bytes)", re.IGNORECASE)
+_ALMOST = re.compile(
+    _NUMBER + r"\s*(?P<letter>[kmgt])(?:i?b?|ibs?|bs?|bytes)", re.IGNORECASE
+)
 _ALMOST_PERCENT = re.compile(_NUMBER + r"\s*(?:%|percent)", re.IGNORECASE)
 
 
@@ -44,7 +46,9 @@ class Size:
             return self.bytes
         assert self.share is not None
         if total is None:
-            raise ValueError(f"{self} is a share of a device, and there is no device to ask")
+            raise ValueError(
+                f"{self} is a share of a device, and there is no device to ask"
+            )
         return int(self.share * total)
 
     def __str__(self) -> str:

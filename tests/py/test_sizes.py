@@ -66,7 +66,9 @@ def test_spelling_is_exact(number: int) -> None:
     st.integers(min_value=0, max_value=999),
     st.sampled_from("KMGT"),
 )
-def test_units_are_exact_and_round_down(whole: int, thousandths: int, letter: str) -> None:
+def test_units_are_exact_and_round_down(
+    whole: int, thousandths: int, letter: str
+) -> None:
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[letter]
     text = f"{whole}.{thousandths:03d}"
     size = sizes.parse(f"{text}{letter}iB", in_code=False)
@@ -83,7 +85,9 @@ def test_the_right_spelling_is_shown(number: str, unit: str, in_code: bool) -> N
     assert f"write {number}GiB" in str(error.value)
 
 
-@given(st.integers(min_value=0, max_value=100), st.integers(min_value=0, max_value=1 << 44))
+@given(
+    st.integers(min_value=0, max_value=100), st.integers(min_value=0, max_value=1 << 44)
+)
 def test_percent_is_of_the_device(percent: int, total: int) -> None:
     size = sizes.parse(f"{percent}%", in_code=False)
     assert size is not None and size.bytes is None
@@ -99,8 +103,32 @@ def test_percent_needs_a_device() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "  ", "-1", "-1GiB", -1, "101%", "GiB", "1e9", "1,5GiB", "0x10", "16GiB!", "१GiB"]
-    + [True, 1.5, 16.0, b"16GiB", [], "16PiB", (1 << 62) + 1, "99999999TiB", "nan", "inf"],
+    [
+        "",
+        "  ",
+        "-1",
+        "-1GiB",
+        -1,
+        "101%",
+        "GiB",
+        "1e9",
+        "1,5GiB",
+        "0x10",
+        "16GiB!",
+        "१GiB",
+    ]
+    + [
+        True,
+        1.5,
+        16.0,
+        b"16GiB",
+        [],
+        "16PiB",
+        (1 << 62) + 1,
+        "99999999TiB",
+        "nan",
+        "inf",
+    ],
 )
 def test_the_rest_is_refused(value: object) -> None:
     with pytest.raises(ValueError) as error:
