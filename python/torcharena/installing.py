@@ -1,8 +1,9 @@
 """Puts the arena under PyTorch: `enable`, and the caps.
 
-`enable` runs before the first CUDA allocation and changes nothing unless all of it works.
-What needs the device (a cap in percent, the line that says what the cap makes) waits until
-PyTorch initialises CUDA, so that enabling starts no driver and spoils no later fork.
+`enable` runs before the first CUDA allocation and changes nothing unless all of it works. It
+asks the driver whether the device will do; through the environment even that waits until
+PyTorch initialises CUDA, since many processes import torch and never use it. A cap in percent
+and the line that says what the cap makes wait until then in any case.
 Called from Python alone; the lock makes two threads' calls one after the other."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import conf, settings, sizes
-from .loading import core, log, pass_on, speaks_for_node, warn
+from .loading import core, log, pass_on, show_log, speaks_for_node, warn
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,8 @@ class _State:
     # Caps by source and device (None: all), for those that are shares of a device.
     shares: dict[tuple[str, int | None], sizes.Size] = field(default_factory=dict)
     announced: bool = False
+    # CUDA_VISIBLE_DEVICES when the driver was started by us; () before.
+    seen: tuple[str | None, ...] = ()
 
 
 _state = _State()
@@ -60,7 +63,8 @@ _lock = threading.RLock()
 def _cuda_is_initialized() -> bool:
     import torch
 
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    initialized: Any = torch.cuda.is_initialized
+    return bool(initialized())
 
 
 def enabled() -> bool:
@@ -125,18 +129,25 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     torch = _checked_torch()
     conf.check(os.environ)
     library = core()
-    if not library.created():
-        library.create(fallback=bool(merged["fallback"]), page_bytes=int(merged["page"]))
     if asked is not None and not merged["fallback"]:
         _refuse_without_vmm(library)
     allocator = _allocator(torch, library)
+    made = (bool(merged["fallback"]), int(merged["page"]))
+    if not library.created():
+        library.create(*made)
+        _state.fallback, _state.page = made
+    elif made != (_state.fallback, _state.page):
+        raise RuntimeError(
+            f"an earlier enable() failed after it had made the allocator with fallback="
+            f"{_state.fallback}, page={_state.page}: ask for the same"
+        )
 
     from . import torch_memory
 
     torch.cuda.memory.change_current_allocator(allocator)
+    library.torch_install()
     _state.allocator = allocator
     _state.pid = os.getpid()
-    _state.fallback, _state.page = bool(merged["fallback"]), int(merged["page"])
     _state.strict, _state.asked = bool(merged["strict"]), asked
     torch_memory.install(torch)
     _set_if_said("environment", environment.get("limit"))
@@ -146,6 +157,8 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         from . import recording
 
         recording.start_with_cuda(merged["record"])
+    if merged["log"] is not None:
+        show_log(merged["log"])
     torch.cuda._lazy_call(_cuda_is_up)
 
 
@@ -236,13 +249,21 @@ def _checked_torch() -> Any:
 
 
 def _refuse_without_vmm(library: Any) -> None:
-    found = library.probe(0)
-    if found.get("devices") and not found.get("vmm"):
+    """Raises RuntimeError where the first device has no virtual memory management. Where
+    there is no driver or no device, PyTorch itself says so at the first use."""
+    _state.seen = (os.environ.get("CUDA_VISIBLE_DEVICES"),)
+    if library.driver_problem() is not None:
+        return
+    try:
+        found = library.probe(0)
+    except RuntimeError:
+        return
+    if not found["vmm"]:
+        where = " under WSL2" if found["wsl2"] else ""
         raise RuntimeError(
-            "this GPU or driver has no virtual memory management "
-            f"({found.get('reason') or 'CUDA reports it as unsupported'}); "
-            "torcharena.enable(fallback=True) takes plain driver allocations: caps and "
-            "reports hold, packing is as good as the driver's. `torcharena doctor` says more"
+            f"{found['name']}{where} has no virtual memory management, which torcharena packs "
+            "memory by; torcharena.enable(fallback=True) takes plain driver allocations: "
+            "caps and reports hold, packing is the driver's. `torcharena doctor` says more"
         )
 
 
@@ -397,6 +418,11 @@ SOURCES = {
 def _cuda_is_up() -> None:
     """PyTorch has just initialised CUDA, and nothing is allocated yet."""
     library = core()
+    if _state.seen and _state.seen[0] != os.environ.get("CUDA_VISIBLE_DEVICES"):
+        raise RuntimeError(
+            "CUDA_VISIBLE_DEVICES was changed after torcharena.enable() had started the "
+            "driver, so it has no effect: set it before enable()"
+        )
     if not _state.fallback:
         _refuse_without_vmm(library)
     waiting, _state.shares = _state.shares, {}

@@ -11,11 +11,21 @@ import os
 import warnings
 from types import ModuleType
 
-__all__ = ["core", "loaded", "log", "pass_on", "speaks_for_node", "warn"]
+__all__ = ["core", "loaded", "log", "pass_on", "show_log", "speaks_for_node", "warn"]
 
 log = logging.getLogger("torcharena")
 
 _core: ModuleType | None = None
+
+
+def show_log(level: str) -> None:
+    """Prints what is logged from ``level`` on to standard error, where the program has not
+    said where it should go."""
+    log.setLevel(level)
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("torcharena: %(message)s"))
+        log.addHandler(handler)
 
 
 def core() -> ModuleType:

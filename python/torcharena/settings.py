@@ -72,6 +72,15 @@ def _path(text: str, name: str) -> str:
     return text
 
 
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _level(text: str, name: str) -> str:
+    if text.strip().lower() not in _LEVELS:
+        raise ValueError(f"{name}={text!r}: no level (accepted: {', '.join(_LEVELS)})")
+    return text.strip().upper()
+
+
 SETTINGS = (
     Setting(
         "enable",
@@ -114,6 +123,13 @@ SETTINGS = (
         0,
         _page,
         "size of a page, a multiple of 2MiB (default 4MiB)",
+    ),
+    Setting(
+        "log",
+        "TORCHARENA_LOG",
+        None,
+        _level,
+        "info: print what is logged to standard error (debug, info, warning, error)",
     ),
 )
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}

@@ -36,10 +36,10 @@ def segments(
         {
             "device": run["device"],
             "address": run["address"],
-            "total_size": run["size"],
-            "allocated_size": run["allocated"],
-            "active_size": run["active"],
-            "requested_size": run["requested"],
+            "total_size": run["total_size"],
+            "allocated_size": run["allocated_size"],
+            "active_size": run["active_size"],
+            "requested_size": run["requested_size"],
             "stream": run["stream"],
             "segment_type": "small" if run["small"] else "large",
             "segment_pool_id": tuple(run["pool"]),
@@ -49,8 +49,8 @@ def segments(
                 {
                     "address": block["address"],
                     "size": block["size"],
-                    "requested_size": block["requested"],
-                    "state": _STATES[block["state"]],
+                    "requested_size": block["requested_size"],
+                    "state": block["state"],
                     "frames": [],
                 }
                 for block in run["blocks"]

@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from torcharena import sizes
 
 GIB = 1 << 30
