@@ -17,10 +17,11 @@ from fake_core import FakeCore
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the person who runs the tests reaches them."""
+    kept = ("TORCHARENA_SIM_", "TORCHARENA_REHEARSAL_", "TORCHARENA_TEST_")
     for variable in list(os.environ):
-        if variable.startswith(("TORCHARENA_", "PYTORCH_")) and "_TEST_" not in variable:
-            if not variable.startswith(("TORCHARENA_SIM_", "TORCHARENA_REHEARSAL_")):
-                monkeypatch.delenv(variable)
+        ours = variable.startswith(("TORCHARENA_", "PYTORCH_"))
+        if ours and not variable.startswith(kept):
+            monkeypatch.delenv(variable)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -201,9 +202,7 @@ def test_mapped_ranges_against_a_set_of_pages(steps: list[tuple[bool, int, int]]
         assert {page for page in range(60) if page in mapped} == model
         ranges = mapped.ranges()
         assert all(a < b for a, b in ranges)
-        assert all(
-            left[1] < right[0] for left, right in zip(ranges, ranges[1:], strict=False)
-        )
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(ranges))
 
 
 @given(st.integers(min_value=0, max_value=2**32), st.integers(min_value=0, max_value=200))

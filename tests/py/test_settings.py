@@ -100,7 +100,7 @@ def test_keys_without_meaning_are_named_in_one_warning(
 
 @pytest.mark.parametrize("variable", conf.VARIABLES)
 def test_another_backend_is_an_error(variable: str) -> None:
-    with pytest.raises(RuntimeError, match="cudaMallocAsync.*do not enable"):
+    with pytest.raises(RuntimeError, match=r"cudaMallocAsync.*do not enable"):
         conf.check({variable: "backend:cudaMallocAsync"})
 
 

@@ -115,8 +115,6 @@ def test_percent_needs_a_device() -> None:
         "0x10",
         "16GiB!",
         "१GiB",
-    ]
-    + [
         True,
         1.5,
         16.0,
