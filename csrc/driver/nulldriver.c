@@ -37,58 +37,68 @@ struct ta_null {
 /* A handle carries its device, so that release finds it: handle = count * 64 + device. */
 #define HANDLE_DEVICES ((uint64_t)TA_MAX_DEVICES)
 
-static void charge(ta_null *null, double us) {
+static void charge(ta_null *null, double us)
+{
     atomic_fetch_add_explicit(&null->nanoseconds, (uint64_t)(us * 1000.0),
                               memory_order_relaxed);
 }
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
-static double handles(const ta_null *null, uint64_t size) {
+static double handles(const ta_null *null, uint64_t size)
+{
     return size <= null->config.page_bytes ? 1.0
                                            : (double)(size / null->config.page_bytes);
 }
 
-static ta_status device_count(void *self, int *count) {
+static ta_status device_count(void *self, int *count)
+{
     *count = ((ta_null *)self)->config.devices;
     return TA_OK;
 }
 
-static ta_status enter(void *self, int device, uintptr_t saved[2]) {
+static ta_status enter(void *self, int device, uintptr_t saved[2])
+{
     (void)saved;
     return device < ((ta_null *)self)->config.devices ? TA_OK : TA_INVALID;
 }
 
-static void leave(void *self, int device, const uintptr_t saved[2]) {
+static void leave(void *self, int device, const uintptr_t saved[2])
+{
     (void)self, (void)device, (void)saved;
 }
 
-static ta_status mem_info(void *self, int device, uint64_t *free_bytes, uint64_t *total) {
+static ta_status mem_info(void *self, int device, uint64_t *free_bytes, uint64_t *total)
+{
     ta_null *null = self;
     *total = null->config.memory;
     *free_bytes = *total - atomic_load(&null->used[device]);
     return TA_OK;
 }
 
-static ta_status has_vmm(void *self, int device, bool *yes) {
+static ta_status has_vmm(void *self, int device, bool *yes)
+{
     (void)self, (void)device;
     *yes = true;
     return TA_OK;
 }
 
-static ta_status granularity(void *self, int device, ta_tier tier, uint64_t *bytes) {
+static ta_status granularity(void *self, int device, ta_tier tier, uint64_t *bytes)
+{
     (void)self, (void)device, (void)tier;
     *bytes = GRANULARITY;
     return TA_OK;
 }
 
-static ta_status can_access_peer(void *self, int device, int peer, bool *yes) {
+static ta_status can_access_peer(void *self, int device, int peer, bool *yes)
+{
     (void)self, (void)device, (void)peer;
     *yes = true;
     return TA_OK;
 }
 
-static ta_status reserve(void *self, uint64_t size, uint64_t align, uint64_t *addr) {
+static ta_status reserve(void *self, uint64_t size, uint64_t align, uint64_t *addr)
+{
     ta_null *null = self;
     if (align < GRANULARITY) align = GRANULARITY;
     uint64_t base = atomic_fetch_add(&null->next_address, size + align);
@@ -97,13 +107,15 @@ static ta_status reserve(void *self, uint64_t size, uint64_t align, uint64_t *ad
     return TA_OK;
 }
 
-static ta_status unreserve(void *self, uint64_t addr, uint64_t size) {
+static ta_status unreserve(void *self, uint64_t addr, uint64_t size)
+{
     (void)addr, (void)size;
     charge(self, RESERVE_US);
     return TA_OK;
 }
 
-static ta_status take(ta_null *null, int device, uint64_t size) {
+static ta_status take(ta_null *null, int device, uint64_t size)
+{
     uint64_t before = atomic_fetch_add(&null->used[device], size);
     if (before + size <= null->config.memory) return TA_OK;
     atomic_fetch_sub(&null->used[device], size);
@@ -111,7 +123,8 @@ static ta_status take(ta_null *null, int device, uint64_t size) {
 }
 
 static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
-                        ta_handle *handle) {
+                        ta_handle *handle)
+{
     ta_null *null = self;
     charge(null, CREATE_US + CREATE_MIB_US * mib(size));
     if (tier == TA_TIER_HOST) return TA_UNSUPPORTED;
@@ -121,76 +134,89 @@ static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
     return TA_OK;
 }
 
-static ta_status release(void *self, ta_handle handle, uint64_t size) {
+static ta_status release(void *self, ta_handle handle, uint64_t size)
+{
     ta_null *null = self;
     atomic_fetch_sub(&null->used[handle % HANDLE_DEVICES], size);
     charge(null, RELEASE_US + RELEASE_MIB_US * mib(size));
     return TA_OK;
 }
 
-static ta_status map(void *self, uint64_t addr, uint64_t size, ta_handle handle) {
+static ta_status map(void *self, uint64_t addr, uint64_t size, ta_handle handle)
+{
     (void)addr, (void)size, (void)handle;
     charge(self, MAP_US);
     return TA_OK;
 }
 
-static ta_status unmap(void *self, uint64_t addr, uint64_t size) {
+static ta_status unmap(void *self, uint64_t addr, uint64_t size)
+{
     (void)addr;
     charge(self, UNMAP_US * handles(self, size) + UNMAP_MIB_US * mib(size));
     return TA_OK;
 }
 
 static ta_status set_access(void *self, uint64_t addr, uint64_t size, const int *devices,
-                            int count) {
+                            int count)
+{
     (void)addr, (void)devices, (void)count;
     charge(self, ACCESS_US * handles(self, size) + ACCESS_MIB_US * mib(size));
     return TA_OK;
 }
 
 /* Sizes of plain allocations are not kept, so their bytes count as used to the end. */
-static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *addr) {
+static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *addr)
+{
     ta_null *null = self;
     charge(null, PLAIN_ALLOC_US);
     if (take(null, device, size) != TA_OK) return TA_OUT_OF_MEMORY;
-    *addr = atomic_fetch_add(&null->next_address, (size + GRANULARITY) & ~(GRANULARITY - 1));
+    *addr =
+        atomic_fetch_add(&null->next_address, (size + GRANULARITY) & ~(GRANULARITY - 1));
     return TA_OK;
 }
 
-static ta_status plain_free(void *self, int device, uint64_t addr) {
+static ta_status plain_free(void *self, int device, uint64_t addr)
+{
     (void)device, (void)addr;
     charge(self, PLAIN_FREE_US);
     return TA_OK;
 }
 
 /* Events have no state: any address other than NULL stands for all of them. */
-static ta_status event_create(void *self, int device, ta_event *event) {
+static ta_status event_create(void *self, int device, ta_event *event)
+{
     (void)device;
     *event = self;
     return TA_OK;
 }
 
-static ta_status event_nothing(void *self, ta_event event) {
+static ta_status event_nothing(void *self, ta_event event)
+{
     (void)self, (void)event;
     return TA_OK;
 }
 
-static ta_status event_record(void *self, ta_event event, int device, ta_stream stream) {
+static ta_status event_record(void *self, ta_event event, int device, ta_stream stream)
+{
     (void)self, (void)event, (void)device, (void)stream;
     return TA_OK;
 }
 
-static ta_status is_capturing(void *self, int device, ta_stream stream, bool *yes) {
+static ta_status is_capturing(void *self, int device, ta_stream stream, bool *yes)
+{
     (void)self, (void)device, (void)stream;
     *yes = false;
     return TA_OK;
 }
 
-static ta_status device_wait(void *self, int device) {
+static ta_status device_wait(void *self, int device)
+{
     (void)self, (void)device;
     return TA_OK;
 }
 
-ta_status ta_null_create(const ta_null_config *config, ta_null **out) {
+ta_status ta_null_create(const ta_null_config *config, ta_null **out)
+{
     if (config->devices < 1 || config->devices > TA_MAX_DEVICES) return TA_INVALID;
     ta_null *null = calloc(1, sizeof *null);
     if (null == NULL) return TA_NO_HOST_MEMORY;
@@ -231,6 +257,7 @@ void ta_null_destroy(ta_null *null) { free(null); }
 
 const ta_driver *ta_null_driver(ta_null *null) { return &null->driver; }
 
-double ta_null_driver_us(const ta_null *null) {
+double ta_null_driver_us(const ta_null *null)
+{
     return (double)atomic_load(&null->nanoseconds) / 1000.0;
 }

@@ -2,7 +2,7 @@
  *
  * It hands out addresses and handles and adds up what a real driver would have taken
  * (FACTS of the H200). It checks no contract: sim.h does. For measuring the allocator
- * alone. Events complete at once; clock.h gives them a time. */
+ * alone. Events complete at once; replay_clock.h gives them a time. */
 #ifndef TA_NULLDRIVER_H
 #define TA_NULLDRIVER_H
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "clock.h"
+#include "replay_clock.h"
 #include "nulldriver.h"
 
 #define LEAST_MEMORY ((uint64_t)140 << 30) /* bytes: an H200 */
@@ -25,14 +25,15 @@ typedef struct replay {
     ta_null *null;
     ta_clock *clock;
     ta_allocator *allocator;
-    void **blocks;       /* by slot; NULL: none, refused, or of size 0 */
-    ta_stream *streams;  /* by number */
+    void **blocks;      /* by slot; NULL: none, refused, or of size 0 */
+    ta_stream *streams; /* by number */
     ta_replay_step *steps, before;
     size_t step_count;
 } replay;
 
-__attribute__((format(printf, 3, 4))) static ta_status
-fail(replay *r, ta_status status, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static ta_status fail(replay *r, ta_status status,
+                                                            const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(r->result->failure, sizeof r->result->failure, format, arguments);
@@ -40,19 +41,22 @@ fail(replay *r, ta_status status, const char *format, ...) {
     return status;
 }
 
-static double now_seconds(void) {
+static double now_seconds(void)
+{
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static double driver_us(const replay *r) {
+static double driver_us(const replay *r)
+{
     return ta_clock_read(r->clock).event_us + ta_null_driver_us(r->null);
 }
 
 /* --- numbers ------------------------------------------------------------------------- */
 
-static ta_replay_step so_far(const replay *r) {
+static ta_replay_step so_far(const replay *r)
+{
     ta_clock_counts counts = ta_clock_read(r->clock);
     ta_replay_step sum = {.driver_calls = counts.map_calls, .driver_us = driver_us(r)};
     for (uint32_t d = 0; d < r->trace->devices; d++) {
@@ -64,7 +68,8 @@ static ta_replay_step so_far(const replay *r) {
     return sum;
 }
 
-static void end_step(replay *r) {
+static void end_step(replay *r)
+{
     ta_replay_step now = so_far(r);
     ta_replay_step *step = &r->steps[r->step_count++];
     step->page_moves = now.page_moves - r->before.page_moves;
@@ -76,13 +81,15 @@ static void end_step(replay *r) {
         r->options->on_step(r->options->context, r->step_count, step);
 }
 
-static int order(const void *a, const void *b) {
+static int order(const void *a, const void *b)
+{
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 /* Median and highest of one field over the steps measured, as doubles. */
-static double median_of(double *values, size_t count, double *highest) {
+static double median_of(double *values, size_t count, double *highest)
+{
     qsort(values, count, sizeof *values, order);
     *highest = values[count - 1];
     return count % 2 == 1 ? values[count / 2]
@@ -90,7 +97,8 @@ static double median_of(double *values, size_t count, double *highest) {
 }
 
 /* Over the second half of the steps: warm-up, where the peak still rises, is left out. */
-static ta_status sum_up_steps(replay *r) {
+static ta_status sum_up_steps(replay *r)
+{
     ta_replay_result *result = r->result;
     size_t first = r->step_count / 2, count = r->step_count - first;
     result->steps = r->step_count;
@@ -100,12 +108,12 @@ static ta_status sum_up_steps(replay *r) {
     if (values == NULL) return fail(r, TA_NO_HOST_MEMORY, "no host memory");
     double high;
     const ta_replay_step *steps = r->steps + first;
-#define SUM_UP(field, type)                                                                 \
-    for (size_t i = 0; i < count; i++) {                                                    \
-        values[i] = (double)steps[i].field;                                                 \
-        result->total.field += steps[i].field;                                              \
-    }                                                                                       \
-    result->median.field = (type)median_of(values, count, &high);                           \
+#define SUM_UP(field, type)                                                              \
+    for (size_t i = 0; i < count; i++) {                                                 \
+        values[i] = (double)steps[i].field;                                              \
+        result->total.field += steps[i].field;                                           \
+    }                                                                                    \
+    result->median.field = (type)median_of(values, count, &high);                        \
     result->highest.field = (type)high;
     SUM_UP(page_moves, uint64_t)
     SUM_UP(waits, uint64_t)
@@ -116,7 +124,8 @@ static ta_status sum_up_steps(replay *r) {
     return TA_OK;
 }
 
-static void sum_up(replay *r) {
+static void sum_up(replay *r)
+{
     ta_replay_result *result = r->result;
     result->peak_requested = r->trace->peak_total;
     for (uint32_t d = 0; d < r->trace->devices; d++) {
@@ -138,14 +147,16 @@ static void sum_up(replay *r) {
 
 /* --- the loop ------------------------------------------------------------------------ */
 
-static ta_status check(replay *r, uint64_t event) {
+static ta_status check(replay *r, uint64_t event)
+{
     char text[400];
     if (!r->options->check || ta_check(r->allocator, text, sizeof text)) return TA_OK;
     return fail(r, TA_DRIVER, "event %llu: %s", (unsigned long long)event, text);
 }
 
 /* A request was refused. */
-static ta_status refused(replay *r, uint64_t event, ta_status status, const ta_oom *oom) {
+static ta_status refused(replay *r, uint64_t event, ta_status status, const ta_oom *oom)
+{
     ta_replay_result *result = r->result;
     if (status != TA_OUT_OF_MEMORY)
         return fail(r, status, "event %llu: alloc: %s", (unsigned long long)event,
@@ -157,7 +168,8 @@ static ta_status refused(replay *r, uint64_t event, ta_status status, const ta_o
     return TA_OK;
 }
 
-static ta_status run_events(replay *r) {
+static ta_status run_events(replay *r)
+{
     const ta_trace *trace = r->trace;
     ta_allocator *allocator = r->allocator;
     for (size_t i = 0; i < trace->count; i++) {
@@ -168,8 +180,8 @@ static ta_status run_events(replay *r) {
         case TA_TRACE_ALLOC: {
             ta_oom oom;
             ta_clock_advance(r->clock);
-            status = ta_alloc(allocator, e->value, e->device, r->streams[e->stream], block,
-                              &oom);
+            status = ta_alloc(allocator, e->value, e->device, r->streams[e->stream],
+                              block, &oom);
             if (status != TA_OK) {
                 *block = NULL;
                 status = refused(r, i + 1, status, &oom);
@@ -202,7 +214,8 @@ static ta_status run_events(replay *r) {
 }
 
 /* Frees what the trace left alive: nothing may be in use then. */
-static ta_status free_all(replay *r) {
+static ta_status free_all(replay *r)
+{
     if (!r->options->check) return TA_OK;
     for (uint32_t i = 0; i < r->trace->slots; i++)
         if (r->blocks[i] != NULL && ta_free(r->allocator, r->blocks[i]) != TA_OK)
@@ -216,18 +229,20 @@ static ta_status free_all(replay *r) {
         if (ta_get_stats(r->allocator, (int)d, &stats) != TA_OK) continue;
         uint64_t left = stats.active[TA_POOL_ALL].current + stats.reserved.current;
         if (left != 0 || stats.requested[TA_POOL_ALL].current != 0)
-            return fail(r, TA_DRIVER,
-                        "at the end: active + reserved = %llu, requested = %llu, both must "
-                        "be 0",
-                        (unsigned long long)left,
-                        (unsigned long long)stats.requested[TA_POOL_ALL].current);
+            return fail(
+                r, TA_DRIVER,
+                "at the end: active + reserved = %llu, requested = %llu, both must "
+                "be 0",
+                (unsigned long long)left,
+                (unsigned long long)stats.requested[TA_POOL_ALL].current);
     }
     return check(r, r->trace->count);
 }
 
 /* --- set-up -------------------------------------------------------------------------- */
 
-static ta_status set_limits(replay *r) {
+static ta_status set_limits(replay *r)
+{
     const ta_replay_options *o = r->options;
     for (uint32_t d = 0; d < r->trace->devices; d++) {
         uint64_t limit = o->limit;
@@ -241,7 +256,8 @@ static ta_status set_limits(replay *r) {
     return TA_OK;
 }
 
-static ta_status set_up(replay *r) {
+static ta_status set_up(replay *r)
+{
     const ta_trace *trace = r->trace;
     const ta_replay_options *o = r->options;
     if (!(o->limit_ratio >= 0)) return fail(r, TA_INVALID, "the limit ratio is negative");
@@ -250,7 +266,8 @@ static ta_status set_up(replay *r) {
     if (memory == 0) {
         memory = LEAST_MEMORY;
         for (uint32_t d = 0; d < trace->devices; d++)
-            if (trace->peak_requested[d] > memory / 2) memory = trace->peak_requested[d] * 2;
+            if (trace->peak_requested[d] > memory / 2)
+                memory = trace->peak_requested[d] * 2;
     }
     r->blocks = calloc(trace->slots + 1u, sizeof *r->blocks);
     r->streams = calloc(trace->streams + 1u, sizeof *r->streams);
@@ -272,7 +289,8 @@ static ta_status set_up(replay *r) {
     return set_limits(r);
 }
 
-static void tear_down(replay *r) {
+static void tear_down(replay *r)
+{
     if (r->allocator != NULL) ta_allocator_destroy(r->allocator);
     ta_clock_destroy(r->clock);
     ta_null_destroy(r->null);
@@ -282,7 +300,8 @@ static void tear_down(replay *r) {
 }
 
 ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
-                    ta_replay_result *result) {
+                    ta_replay_result *result)
+{
     memset(result, 0, sizeof *result);
     replay r = {.trace = trace, .options = options, .result = result};
     ta_status status = set_up(&r);

@@ -8,11 +8,11 @@
  *         ta_replay(trace, &options, &result);
  *
  * A replay has no GPU clock: a stream passes what was recorded there `pass_after`
- * allocations ago (clock.h). Replays of several threads do not disturb each other. */
+ * allocations ago (replay_clock.h). Replays of several threads do not disturb each other. */
 #ifndef TA_REPLAY_H
 #define TA_REPLAY_H
 
-#include "trace.h"
+#include "replay_trace.h"
 
 /* What one step, from mark to mark, took. */
 typedef struct ta_replay_step {
@@ -31,20 +31,23 @@ typedef struct ta_replay_options {
     double grow_until, wait_above; /* ta_config; 0: the allocator's defaults */
     bool null_driver; /* calls that do nothing instead of the simulated machine */
     bool skip_oom;    /* go on without the block that was refused; else stop there */
-    bool check;       /* ta_check at every step; at the end free all and see that usage is 0 */
+    bool check; /* ta_check at every step; at the end free all and see that usage is 0 */
     void (*on_step)(void *context, uint64_t number, const ta_replay_step *step);
     void *context; /* of on_step */
 } ta_replay_options;
-#define TA_REPLAY_DEFAULTS                                                                  \
-    { .limit = TA_NO_LIMIT, .pass_after = 1000 }
+#define TA_REPLAY_DEFAULTS                                                               \
+    {                                                                                    \
+        .limit = TA_NO_LIMIT, .pass_after = 1000                                         \
+    }
 
 typedef struct ta_replay_result {
     uint64_t events; /* done */
-    uint64_t peak_requested, peak_reserved; /* over the whole trace; summed over devices */
-    double ratio;                           /* reserved over requested */
-    uint64_t limit;                         /* that held on device 0 */
-    uint64_t ooms;                          /* requests refused */
-    uint64_t oom_event;                     /* the first: its number, from 1; 0 none */
+    uint64_t peak_requested,
+        peak_reserved;  /* over the whole trace; summed over devices */
+    double ratio;       /* reserved over requested */
+    uint64_t limit;     /* that held on device 0 */
+    uint64_t ooms;      /* requests refused */
+    uint64_t oom_event; /* the first: its number, from 1; 0 none */
     char oom_text[2048];
     uint64_t page_moves, waits, slow_allocs;
     uint64_t driver_calls; /* of every kind */

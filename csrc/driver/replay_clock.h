@@ -1,10 +1,10 @@
-/* clock.h - a driver in which time is counted in allocations.
+/* replay_clock.h - a driver in which time is counted in allocations.
  *
  * Memory calls go on to the driver under it; events, captures and waits are answered here.
  * A trace has no GPU clock, so a point in a stream is passed `pass_after` allocations after
  * it was recorded, or when the host waits for it or for a later one. */
-#ifndef TA_CLOCK_H
-#define TA_CLOCK_H
+#ifndef TA_REPLAY_CLOCK_H
+#define TA_REPLAY_CLOCK_H
 
 #include "../core/driver.h"
 
@@ -21,8 +21,8 @@ ta_stream ta_clock_stream(uint32_t number);
 void ta_clock_advance(ta_clock *clock);
 
 typedef struct ta_clock_counts {
-    uint64_t calls;       /* of any kind but enter and leave */
-    uint64_t map_calls;   /* those that create, release, map, unmap, set access, reserve */
+    uint64_t calls;     /* of any kind but enter and leave */
+    uint64_t map_calls; /* those that create, release, map, unmap, set access, reserve */
     uint64_t event_waits; /* waits for an event that had not been passed */
     uint64_t device_waits;
     double event_us; /* what the events would have taken; waiting itself is not in it */

@@ -1,4 +1,4 @@
-/* trace.h - a recorded allocation trace, read from its text.
+/* replay_trace.h - a recorded allocation trace, read from its text.
  *
  * The text is lines, each ended by a newline:
  *
@@ -13,8 +13,8 @@
  * Numbers are decimal. STREAM counts from 0, the first seen; streams of two devices never
  * share a number. DEVICE is a CUDA ordinal, 0 where it is missing. What is never freed
  * lives to the end. Names in the header that a reader does not know are skipped. */
-#ifndef TA_TRACE_H
-#define TA_TRACE_H
+#ifndef TA_REPLAY_TRACE_H
+#define TA_REPLAY_TRACE_H
 
 #include "../include/torcharena.h"
 
@@ -41,10 +41,10 @@ typedef struct ta_trace_event {
 typedef struct ta_trace {
     ta_trace_event *events;
     size_t count;
-    uint32_t slots; /* most blocks alive at once */
+    uint32_t slots;            /* most blocks alive at once */
     uint32_t streams, devices; /* one more than the highest number seen */
     uint64_t allocations, steps;
-    uint64_t page_bytes; /* of the header; 0: it says none */
+    uint64_t page_bytes;                     /* of the header; 0: it says none */
     uint64_t peak_requested[TA_MAX_DEVICES]; /* highest sum of live sizes, by device */
     uint64_t peak_total;                     /* their sum */
     char *text;                              /* marks, each ended by 0 */

@@ -1,11 +1,11 @@
-/* trace.c - reads the text of a trace into a compact array of events.
+/* replay_trace.c - reads the text of a trace into a compact array of events.
  *
  * Called by replay (replay_core, the Python binding, tests). Ids are replaced by slots,
  * handed out again after a free, so that a replay keeps its addresses in a small table.
  * Strict: a trace that says anything odd is refused with its line and the reason, since a
  * replay of half-understood lines would print figures that look right. No shared state:
  * several texts may be parsed at once. */
-#include "trace.h"
+#include "replay_trace.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,8 +37,9 @@ typedef struct parser {
     int16_t *stream_device; /* by stream number; -1: not seen */
 } parser;
 
-__attribute__((format(printf, 2, 3))) static ta_status refuse(parser *p, const char *format,
-                                                              ...) {
+__attribute__((format(printf, 2, 3))) static ta_status refuse(parser *p,
+                                                              const char *format, ...)
+{
     if (p->error != NULL) {
         va_list arguments;
         va_start(arguments, format);
@@ -50,7 +51,8 @@ __attribute__((format(printf, 2, 3))) static ta_status refuse(parser *p, const c
 }
 
 /* Room for one more of `size` bytes in an array that doubles. */
-static bool grow(void **array, size_t count, size_t *room, size_t size) {
+static bool grow(void **array, size_t count, size_t *room, size_t size)
+{
     if (count < *room) return true;
     size_t wanted = *room == 0 ? 1024 : *room * 2;
     void *bigger = realloc(*array, wanted * size);
@@ -60,18 +62,21 @@ static bool grow(void **array, size_t count, size_t *room, size_t size) {
     return true;
 }
 
-static size_t hash_id(uint64_t id) {
+static size_t hash_id(uint64_t id)
+{
     id *= 0x9E3779B97F4A7C15u;
     return (size_t)(id ^ (id >> 29));
 }
 
-static id_entry *find_id(const parser *p, uint64_t id) {
+static id_entry *find_id(const parser *p, uint64_t id)
+{
     size_t i = hash_id(id) & p->mask;
     while (p->ids[i].taken && p->ids[i].id != id) i = (i + 1) & p->mask;
     return &p->ids[i];
 }
 
-static ta_status grow_ids(parser *p) {
+static ta_status grow_ids(parser *p)
+{
     if (p->ids != NULL && p->used < (p->mask + 1) / 2) return TA_OK;
     size_t room = p->ids == NULL ? 4096 : (p->mask + 1) * 2, old_room = p->mask + 1;
     id_entry *old = p->ids;
@@ -86,7 +91,8 @@ static ta_status grow_ids(parser *p) {
 }
 
 /* " NUMBER" at p->at. */
-static ta_status number(parser *p, const char *name, uint64_t highest, uint64_t *value) {
+static ta_status number(parser *p, const char *name, uint64_t highest, uint64_t *value)
+{
     if (p->at == p->end) return refuse(p, "%s is missing", name);
     if (*p->at != ' ') return refuse(p, "expected a space before %s", name);
     p->at++;
@@ -111,13 +117,15 @@ static ta_status number(parser *p, const char *name, uint64_t highest, uint64_t 
     return TA_OK;
 }
 
-static ta_status line_end(parser *p) {
+static ta_status line_end(parser *p)
+{
     if (p->at == p->end) return TA_OK;
     int shown = p->end - p->at > 40 ? 40 : (int)(p->end - p->at);
     return refuse(p, "more than the line should have: %.*s", shown, p->at);
 }
 
-static ta_status add_event(parser *p, ta_trace_event event) {
+static ta_status add_event(parser *p, ta_trace_event event)
+{
     ta_trace *t = p->trace;
     if (!grow((void **)&t->events, t->count, &p->events_room, sizeof event))
         return TA_NO_HOST_MEMORY;
@@ -126,7 +134,8 @@ static ta_status add_event(parser *p, ta_trace_event event) {
 }
 
 /* " STREAM [DEVICE]" */
-static ta_status place(parser *p, uint64_t *stream, uint64_t *device, bool *said_device) {
+static ta_status place(parser *p, uint64_t *stream, uint64_t *device, bool *said_device)
+{
     ta_status status = number(p, "the stream", TA_TRACE_MAX_STREAMS - 1, stream);
     if (status != TA_OK) return status;
     *said_device = p->at != p->end;
@@ -137,7 +146,8 @@ static ta_status place(parser *p, uint64_t *stream, uint64_t *device, bool *said
     return line_end(p);
 }
 
-static ta_status check_stream(parser *p, uint64_t stream, uint64_t device) {
+static ta_status check_stream(parser *p, uint64_t stream, uint64_t device)
+{
     int16_t *known = &p->stream_device[stream];
     if (*known >= 0 && (uint64_t)*known != device)
         return refuse(p, "stream %llu is of device %d and now of device %llu",
@@ -148,7 +158,8 @@ static ta_status check_stream(parser *p, uint64_t stream, uint64_t device) {
     return TA_OK;
 }
 
-static ta_status read_alloc(parser *p) {
+static ta_status read_alloc(parser *p)
+{
     ta_trace *t = p->trace;
     uint64_t id, size, stream, device = 0;
     bool said;
@@ -165,7 +176,8 @@ static ta_status read_alloc(parser *p) {
     *entry = (id_entry){.id = id, .size = size, .slot = slot, .taken = true};
     entry->device = (uint8_t)device;
     p->used++;
-    if (p->live[device] > UINT64_MAX / 4) return refuse(p, "the sizes add up to too much");
+    if (p->live[device] > UINT64_MAX / 4)
+        return refuse(p, "the sizes add up to too much");
     p->live[device] += size;
     if (p->live[device] > t->peak_requested[device])
         t->peak_requested[device] = p->live[device];
@@ -178,7 +190,8 @@ static ta_status read_alloc(parser *p) {
 }
 
 /* The live block of the id on the line. */
-static ta_status live_block(parser *p, id_entry **entry) {
+static ta_status live_block(parser *p, id_entry **entry)
+{
     uint64_t id;
     ta_status status = number(p, "the id", UINT64_MAX, &id);
     if (status != TA_OK) return status;
@@ -190,7 +203,8 @@ static ta_status live_block(parser *p, id_entry **entry) {
     return TA_OK;
 }
 
-static ta_status read_free(parser *p) {
+static ta_status read_free(parser *p)
+{
     id_entry *entry;
     ta_status status = live_block(p, &entry);
     if (status == TA_OK) status = line_end(p);
@@ -201,12 +215,13 @@ static ta_status read_free(parser *p) {
     p->spare[p->spare_count++] = slot;
     entry->slot = SLOT_FREED;
     p->live[entry->device] -= entry->size;
-    return add_event(p, (ta_trace_event){.slot = slot,
-                                         .kind = TA_TRACE_FREE,
-                                         .device = entry->device});
+    return add_event(
+        p,
+        (ta_trace_event){.slot = slot, .kind = TA_TRACE_FREE, .device = entry->device});
 }
 
-static ta_status read_record_stream(parser *p) {
+static ta_status read_record_stream(parser *p)
+{
     id_entry *entry;
     uint64_t stream, device = 0;
     bool said;
@@ -224,7 +239,8 @@ static ta_status read_record_stream(parser *p) {
                                          .device = entry->device});
 }
 
-static ta_status read_mark(parser *p) {
+static ta_status read_mark(parser *p)
+{
     ta_trace *t = p->trace;
     if (p->at == p->end || *p->at != ' ' || p->at + 1 == p->end)
         return refuse(p, "the mark has no text");
@@ -245,11 +261,14 @@ static ta_status read_mark(parser *p) {
 }
 
 /* "# torcharena trace VERSION [NAME NUMBER]..."; other lines that begin with # say nothing. */
-static ta_status read_header(parser *p, const char *line) {
+static ta_status read_header(parser *p, const char *line)
+{
     static const char opening[] = "# torcharena trace";
     size_t length = sizeof opening - 1;
-    if ((size_t)(p->end - line) < length || memcmp(line, opening, length) != 0) return TA_OK;
-    if (p->line != 1) return refuse(p, "a header after the first line: two traces in one?");
+    if ((size_t)(p->end - line) < length || memcmp(line, opening, length) != 0)
+        return TA_OK;
+    if (p->line != 1)
+        return refuse(p, "a header after the first line: two traces in one?");
     p->at = line + length;
     uint64_t version;
     ta_status status = number(p, "the version", UINT64_MAX, &version);
@@ -275,7 +294,8 @@ static ta_status read_header(parser *p, const char *line) {
     return TA_OK;
 }
 
-static ta_status read_line(parser *p) {
+static ta_status read_line(parser *p)
+{
     const char *line = p->at;
     if (line == p->end) return refuse(p, "an empty line");
     if (*line == '#') return read_header(p, line);
@@ -296,7 +316,8 @@ static ta_status read_line(parser *p) {
     }
 }
 
-static ta_status read_lines(parser *p, const char *text, size_t length) {
+static ta_status read_lines(parser *p, const char *text, size_t length)
+{
     const char *end = text + length;
     if (length == 0) return refuse(p, "the file is empty");
     while (text < end) {
@@ -313,7 +334,8 @@ static ta_status read_lines(parser *p, const char *text, size_t length) {
 }
 
 ta_status ta_trace_parse(const char *text, size_t length, ta_trace **trace,
-                         ta_trace_error *error) {
+                         ta_trace_error *error)
+{
     *trace = NULL;
     if (error != NULL) *error = (ta_trace_error){0};
     parser p = {.error = error, .trace = calloc(1, sizeof **trace)};
@@ -332,12 +354,14 @@ ta_status ta_trace_parse(const char *text, size_t length, ta_trace **trace,
         ta_trace_free(p.trace);
         return status;
     }
-    for (int i = 0; i < TA_MAX_DEVICES; i++) p.trace->peak_total += p.trace->peak_requested[i];
+    for (int i = 0; i < TA_MAX_DEVICES; i++)
+        p.trace->peak_total += p.trace->peak_requested[i];
     *trace = p.trace;
     return TA_OK;
 }
 
-void ta_trace_free(ta_trace *trace) {
+void ta_trace_free(ta_trace *trace)
+{
     if (trace == NULL) return;
     free(trace->events);
     free(trace->text);
