@@ -316,3 +316,15 @@ ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
     tear_down(&r);
     return status;
 }
+
+ta_status ta_replay_text(const char *text, size_t length, const ta_replay_options *options,
+                         ta_replay_result *result, ta_trace_error *error)
+{
+    memset(result, 0, sizeof *result);
+    ta_trace *trace;
+    ta_status status = ta_trace_parse(text, length, &trace, error);
+    if (status != TA_OK) return status;
+    status = ta_replay(trace, options, result);
+    ta_trace_free(trace);
+    return status;
+}

@@ -63,5 +63,9 @@ typedef struct ta_replay_result {
  * the simulated machine's contract). TA_INVALID: an option or the trace makes no sense. */
 ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
                     ta_replay_result *result);
+/* Both steps at once, for the Python binding. TA_INVALID with error->reason set: the text is
+ * malformed; otherwise result->failure says why. */
+ta_status ta_replay_text(const char *text, size_t length, const ta_replay_options *options,
+                         ta_replay_result *result, ta_trace_error *error);
 
 #endif
