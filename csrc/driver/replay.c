@@ -317,8 +317,9 @@ ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
     return status;
 }
 
-ta_status ta_replay_text(const char *text, size_t length, const ta_replay_options *options,
-                         ta_replay_result *result, ta_trace_error *error)
+ta_status ta_replay_text(const char *text, size_t length,
+                         const ta_replay_options *options, ta_replay_result *result,
+                         ta_trace_error *error)
 {
     memset(result, 0, sizeof *result);
     ta_trace *trace;

@@ -67,5 +67,9 @@ ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
  * malformed; otherwise result->failure says why. */
 ta_status ta_replay_text(const char *text, size_t length, const ta_replay_options *options,
                          ta_replay_result *result, ta_trace_error *error);
+/* The figures as one JSON object, names as `torcharena replay --json` has them. Returns the
+ * length that snprintf would; TA_REPLAY_JSON bytes are always enough. */
+#define TA_REPLAY_JSON 16384
+int ta_replay_json(const ta_replay_result *result, char *text, size_t capacity);
 
 #endif
