@@ -32,6 +32,15 @@ static PyMethodDef methods[] = {
     SOME(mark, "mark(text): a mark for recordings and histories"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
+    /* recording.c */
+    SOME(record_start, "record_start(path): write every event to a file"),
+    NONE(record_stop, "record_stop() -> dict of lines and bytes written"),
+    SOME(history_start, "history_start(n): keep the newest n events"),
+    NONE(history_stop, "history_stop()"),
+    NONE(history, "history() -> list of events, the oldest first"),
+    {"replay", (PyCFunction)(void (*)(void))ta_py_replay, METH_VARARGS | METH_KEYWORDS,
+     "replay(text, limit=None, limit_ratio=0.0, page_bytes=0, null_driver=False, ...) -> "
+     "dict of figures"},
     {NULL, NULL, 0, NULL},
 };
 
