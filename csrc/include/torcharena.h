@@ -133,6 +133,14 @@ TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
  * its blocks are freed and the device has passed this moment. */
 TA_API ta_status ta_pool_release(ta_allocator *allocator, int device, ta_pool_id id);
 
+/* --- streams ------------------------------------------------------------------------- */
+/* Who owns streams: called once for each stream first seen, with a lock held. A stream that
+ * `owned` refuses may be destroyed by others at any time, so a point in it is recorded at
+ * every free. Until set, only the default streams 0 and 1 count as owned. */
+typedef bool ta_stream_owner(void *context, int device, ta_stream stream);
+TA_API ta_status ta_set_stream_owner(ta_allocator *allocator, ta_stream_owner *owned,
+                                     void *context);
+
 /* --- limits -------------------------------------------------------------------------- */
 typedef enum ta_limit_source {
     TA_LIMIT_NONE = 0,
