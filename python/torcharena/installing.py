@@ -227,7 +227,7 @@ def _checked_torch() -> Any:
             "this process was forked from one that uses CUDA, so it cannot use CUDA itself; "
             "start it with torch.multiprocessing.get_context('spawn')"
         )
-    if torch.cuda.is_initialized():
+    if _cuda_is_initialized():
         raise RuntimeError(
             "torcharena.enable() must come before CUDA is first used, and PyTorch has "
             "already initialised it. Call enable() right after `import torch`, before any "
@@ -252,11 +252,8 @@ def _refuse_without_vmm(library: Any) -> None:
     """Raises RuntimeError where the first device has no virtual memory management. Where
     there is no driver or no device, PyTorch itself says so at the first use."""
     _state.seen = (os.environ.get("CUDA_VISIBLE_DEVICES"),)
-    if library.driver_problem() is not None:
-        return
-    try:
-        found = library.probe(0)
-    except RuntimeError:
+    found = library.probe(0)
+    if found["reason"]:
         return
     if not found["vmm"]:
         where = " under WSL2" if found["wsl2"] else ""

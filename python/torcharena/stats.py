@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["CALLS", "memory_stats", "memory_summary"]
 
 CALLS = ("reserve", "create", "map", "access", "unmap", "release", "event")
-_ALL = "all"
+_ALL = 0  # of the core's (all, small, large)
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
