@@ -86,8 +86,7 @@ def _run(
     advance: Callable[[int, str], None],
 ) -> dict[str, Any]:
     """One child; its last line of JSON. Raises Failed."""
-    child = Path(__file__).with_name("demo_train.py")
-    command = [sys.executable, str(child), allocator, str(steps), str(cap)]
+    command = [sys.executable, "-m", "torcharena.demo_train", allocator, str(steps), str(cap)]
     environment = {
         k: v
         for k, v in os.environ.items()
