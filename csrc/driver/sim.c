@@ -247,7 +247,7 @@ ta_status ta_sim_create(const ta_sim_config *config, ta_sim **out)
     pthread_mutex_init(&sim->lock, NULL);
     sim->devices = calloc((size_t)config->devices, sizeof *sim->devices);
     sim->oracle = ta_oracle_create(oracle_says, sim);
-    if (!sim->devices || !sim->oracle || !ta_sim_stream_start(sim) ||
+    if (!sim->devices || !sim->oracle ||
         !ta_sim_pages_create(sim)) {
         destroy(sim);
         return TA_NO_HOST_MEMORY;

@@ -166,7 +166,6 @@ void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size);
 
 /* --- sim_stream.c ------------------------------------------------------------------ */
 void ta_sim_stream_table(ta_driver *driver);
-bool ta_sim_stream_start(ta_sim *sim);
 void ta_sim_stream_finish(ta_sim *sim);
 /* NULL: no such stream of the device. */
 ta_sim_stream *ta_sim_find_stream(ta_sim *sim, int device, ta_stream stream);
