@@ -141,7 +141,8 @@ void ta_oracle_after(ta_oracle *oracle, uint32_t queue, const ta_clock *clock)
 void ta_oracle_seen(ta_oracle *oracle, const ta_clock *clock)
 {
     for (uint32_t i = 0; i < clock->count; i++)
-        if (oracle->queues[i].host < clock->seen[i]) oracle->queues[i].host = clock->seen[i];
+        if (oracle->queues[i].host < clock->seen[i])
+            oracle->queues[i].host = clock->seen[i];
 }
 
 void ta_oracle_seen_queue(ta_oracle *oracle, uint32_t queue)

@@ -72,7 +72,8 @@ typedef struct ta_oracle_graph ta_oracle_graph;
 ta_oracle_graph *ta_oracle_graph_create(ta_oracle *oracle);
 void ta_oracle_graph_destroy(ta_oracle *oracle, ta_oracle_graph *graph);
 /* Its work touches the bytes. */
-void ta_oracle_graph_range(ta_oracle_graph *graph, uint64_t addr, uint64_t size, bool write);
+void ta_oracle_graph_range(ta_oracle_graph *graph, uint64_t addr, uint64_t size,
+                           bool write);
 /* A block allocated while it was captured. */
 void ta_oracle_graph_block(ta_oracle_graph *graph, uint64_t addr, uint64_t size);
 /* The queue's last item is the graph's work. */
@@ -81,8 +82,8 @@ void ta_oracle_graph_launch(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t 
 /* --- blocks ------------------------------------------------------------------------ */
 /* `lane` is the queue of the capture that the stream is in, or TA_NO_QUEUE; `graph` what it
  * becomes, or NULL. */
-void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size, uint32_t queue,
-                           uint32_t lane, ta_oracle_graph *graph);
+void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size,
+                           uint32_t queue, uint32_t lane, ta_oracle_graph *graph);
 void ta_oracle_block_record(ta_oracle *oracle, uint64_t addr, uint32_t queue);
 void ta_oracle_block_free(ta_oracle *oracle, uint64_t addr);
 void ta_oracle_block_done(ta_oracle *oracle, uint64_t addr);

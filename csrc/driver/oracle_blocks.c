@@ -52,8 +52,8 @@ void ta_oracle_blocks_clear(ta_oracle *oracle)
     while (oracle->blocks.root) drop_block(oracle, oracle->blocks.root);
 }
 
-void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size, uint32_t queue,
-                           uint32_t lane, ta_oracle_graph *graph)
+void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size,
+                           uint32_t queue, uint32_t lane, ta_oracle_graph *graph)
 {
     const uint64_t high = addr + size;
     const uint32_t user = lane != TA_NO_QUEUE ? lane : queue;
@@ -66,10 +66,11 @@ void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size, uint
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         ta_range *x = oracle->found[i];
         if (!ta_oracle_is_ordered(oracle, x->at, user))
-            ta_oracle_violation(oracle,
-                                "%#llx + %llu is handed out to queue %u, not ordered after "
-                                "item %llu of queue %u, which may still touch it",
-                                HEX(addr), HEX(size), user, HEX(x->at.number), x->at.queue);
+            ta_oracle_violation(
+                oracle,
+                "%#llx + %llu is handed out to queue %u, not ordered after "
+                "item %llu of queue %u, which may still touch it",
+                HEX(addr), HEX(size), user, HEX(x->at.number), x->at.queue);
         else if (!graph && x->low >= addr && x->high <= high)
             ta_space_remove(&oracle->freed, x); /* the new block's own touch implies it */
     }
@@ -123,13 +124,15 @@ void ta_oracle_block_free(ta_oracle *oracle, uint64_t addr)
     if (!range) return; /* older than the observer */
     ta_oracle_block *block = range->block;
     if (block->pending || range->low != addr) {
-        ta_oracle_violation(oracle, "FREE of %#llx, which is not a live block", HEX(addr));
+        ta_oracle_violation(oracle, "FREE of %#llx, which is not a live block",
+                            HEX(addr));
         return;
     }
     block->pending = true;
     leave_touch(oracle, range, block->queue);
     leave_touch(oracle, range, block->lane);
-    for (uint32_t i = 0; i < block->count; i++) leave_touch(oracle, range, block->recorded[i]);
+    for (uint32_t i = 0; i < block->count; i++)
+        leave_touch(oracle, range, block->recorded[i]);
     if (block->outside && oracle->graphs)
         ta_oracle_graphs_intrude(oracle, range->low, range->high, -1);
 }
@@ -153,31 +156,29 @@ static bool block_seen(const ta_oracle *oracle, const ta_oracle_block *block)
     return true;
 }
 
-void ta_oracle_blocks_gone(ta_oracle *oracle, uint64_t low, uint64_t high, const char *how)
+void ta_oracle_blocks_gone(ta_oracle *oracle, uint64_t low, uint64_t high,
+                           const char *how)
 {
     ta_space_find(oracle, &oracle->blocks, low, high);
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         const ta_range *x = oracle->found[i];
         if (x->block->pending || (oracle->allow_moves && block_seen(oracle, x->block)))
             continue;
-        ta_oracle_violation(oracle, "%s of %#llx + %llu under a live block at %#llx + %llu",
-                            how, HEX(low), HEX(high - low), HEX(x->low),
-                            HEX(x->high - x->low));
+        ta_oracle_violation(
+            oracle, "%s of %#llx + %llu under a live block at %#llx + %llu", how,
+            HEX(low), HEX(high - low), HEX(x->low), HEX(x->high - x->low));
     }
     ta_space_find(oracle, &oracle->freed, low, high);
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         ta_range *x = oracle->found[i];
         if (!ta_oracle_is_seen(oracle, x->at))
-            ta_oracle_violation(oracle,
-                                "%s of %#llx + %llu before the host saw item %llu of queue "
-                                "%u done, which may touch a block freed there",
-                                how, HEX(low), HEX(high - low), HEX(x->at.number),
-                                x->at.queue);
+            ta_oracle_violation(
+                oracle,
+                "%s of %#llx + %llu before the host saw item %llu of queue "
+                "%u done, which may touch a block freed there",
+                how, HEX(low), HEX(high - low), HEX(x->at.number), x->at.queue);
         if (x->low >= low && x->high <= high) ta_space_remove(&oracle->freed, x);
     }
 }
 
-void ta_oracle_moves(ta_oracle *oracle, bool allow)
-{
-    oracle->allow_moves = allow;
-}
+void ta_oracle_moves(ta_oracle *oracle, bool allow) { oracle->allow_moves = allow; }

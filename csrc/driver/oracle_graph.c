@@ -82,7 +82,8 @@ void ta_oracle_graph_destroy(ta_oracle *oracle, ta_oracle_graph *graph)
     free(graph);
 }
 
-void ta_oracle_graph_range(ta_oracle_graph *graph, uint64_t addr, uint64_t size, bool write)
+void ta_oracle_graph_range(ta_oracle_graph *graph, uint64_t addr, uint64_t size,
+                           bool write)
 {
     if (size) span_add(write ? &graph->writes : &graph->reads, addr, addr + size);
 }
@@ -102,13 +103,13 @@ static void launch_blocks(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t qu
         for (uint32_t k = 0; k < oracle->found_count; k++) {
             const ta_position x = oracle->found[k]->at;
             if (!ta_oracle_is_ordered(oracle, x, queue))
-                ta_oracle_violation(
-                    oracle,
-                    "a graph launched on queue %u touches %#llx + %llu, not ordered after "
-                    "item %llu of queue %u, which does too",
-                    queue, (unsigned long long)span.low,
-                    (unsigned long long)(span.high - span.low),
-                    (unsigned long long)x.number, x.queue);
+                ta_oracle_violation(oracle,
+                                    "a graph launched on queue %u touches %#llx + %llu, "
+                                    "not ordered after "
+                                    "item %llu of queue %u, which does too",
+                                    queue, (unsigned long long)span.low,
+                                    (unsigned long long)(span.high - span.low),
+                                    (unsigned long long)x.number, x.queue);
         }
         ta_space_touch(oracle, &oracle->freed, at, span.low, span.high, true);
     }
@@ -117,12 +118,13 @@ static void launch_blocks(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t qu
 void ta_oracle_graph_launch(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t queue)
 {
     if (graph->gone)
-        ta_oracle_violation(oracle, "launch of a graph whose memory at %#llx was unmapped",
+        ta_oracle_violation(oracle,
+                            "launch of a graph whose memory at %#llx was unmapped",
                             (unsigned long long)graph->gone);
     if (graph->intruders)
-        ta_oracle_violation(oracle,
-                            "launch of a graph while %u blocks of others lie on its memory",
-                            graph->intruders);
+        ta_oracle_violation(
+            oracle, "launch of a graph while %u blocks of others lie on its memory",
+            graph->intruders);
     merge(&graph->reads);
     merge(&graph->writes);
     for (int write = 0; write < 2; write++) {

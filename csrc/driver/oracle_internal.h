@@ -30,7 +30,7 @@ typedef struct ta_range {
     uint64_t low, high; /* [low, high) */
     uint64_t serial, priority, max_high;
     struct ta_range *left, *right;
-    ta_position at;         /* what touches it */
+    ta_position at; /* what touches it */
     bool write;
     ta_oracle_block *block; /* of the set of blocks */
 } ta_range;
@@ -85,8 +85,8 @@ void ta_space_find(ta_oracle *oracle, const ta_oracle_space *space, uint64_t low
 /* Throws out what the host has seen done, now and then. */
 void ta_space_sweep(ta_oracle *oracle, ta_oracle_space *space);
 /* Adds a touch; drops those it makes needless: inside it, ordered before it. */
-void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at, uint64_t low,
-                    uint64_t high, bool write);
+void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
+                    uint64_t low, uint64_t high, bool write);
 
 /* --- oracle_graph.c --- */
 void ta_oracle_graphs_gone(ta_oracle *oracle, uint64_t low, uint64_t high);
@@ -94,7 +94,8 @@ void ta_oracle_graphs_gone(ta_oracle *oracle, uint64_t low, uint64_t high);
 void ta_oracle_graphs_intrude(ta_oracle *oracle, uint64_t low, uint64_t high, int change);
 
 /* --- oracle_blocks.c --- */
-void ta_oracle_blocks_gone(ta_oracle *oracle, uint64_t low, uint64_t high, const char *how);
+void ta_oracle_blocks_gone(ta_oracle *oracle, uint64_t low, uint64_t high,
+                           const char *how);
 void ta_oracle_blocks_clear(ta_oracle *oracle);
 
 #endif

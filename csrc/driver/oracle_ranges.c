@@ -172,8 +172,8 @@ void ta_oracle_space_destroy(ta_oracle_space *space)
 
 /* --- accesses ---------------------------------------------------------------------------- */
 /* Overlapping touches are in oracle->found. */
-static void add_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at, uint64_t low,
-                      uint64_t high, bool write)
+static void add_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
+                      uint64_t low, uint64_t high, bool write)
 {
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         ta_range *x = oracle->found[i];
@@ -191,8 +191,8 @@ static void add_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
     ta_space_sweep(oracle, space);
 }
 
-void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at, uint64_t low,
-                    uint64_t high, bool write)
+void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
+                    uint64_t low, uint64_t high, bool write)
 {
     ta_space_find(oracle, space, low, high);
     add_touch(oracle, space, at, low, high, write);
@@ -208,14 +208,15 @@ void ta_oracle_access(ta_oracle *oracle, ta_oracle_space *space, uint32_t queue,
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         const ta_range *x = oracle->found[i];
         if ((write || x->write) && !ta_oracle_is_ordered(oracle, x->at, queue))
-            ta_oracle_violation(
-                oracle,
-                "queue %u %s %#llx + %llu, not ordered after item %llu of queue %u, which "
-                "%s %#llx + %llu",
-                queue, write ? "writes" : "reads", (unsigned long long)addr,
-                (unsigned long long)size, (unsigned long long)x->at.number, x->at.queue,
-                x->write ? "writes" : "reads", (unsigned long long)x->low,
-                (unsigned long long)(x->high - x->low));
+            ta_oracle_violation(oracle,
+                                "queue %u %s %#llx + %llu, not ordered after item %llu "
+                                "of queue %u, which "
+                                "%s %#llx + %llu",
+                                queue, write ? "writes" : "reads",
+                                (unsigned long long)addr, (unsigned long long)size,
+                                (unsigned long long)x->at.number, x->at.queue,
+                                x->write ? "writes" : "reads", (unsigned long long)x->low,
+                                (unsigned long long)(x->high - x->low));
     }
     add_touch(oracle, space, at, addr, addr + size, write);
 }
@@ -223,18 +224,21 @@ void ta_oracle_access(ta_oracle *oracle, ta_oracle_space *space, uint32_t queue,
 void ta_oracle_gone(ta_oracle *oracle, uint64_t addr, uint64_t size, const char *how)
 {
     const uint64_t high = addr + size;
-    if (oracle->ranges.root) ta_space_find(oracle, &oracle->ranges, addr, high);
-    else oracle->found_count = 0;
+    if (oracle->ranges.root)
+        ta_space_find(oracle, &oracle->ranges, addr, high);
+    else
+        oracle->found_count = 0;
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         ta_range *x = oracle->found[i];
         if (!ta_oracle_is_seen(oracle, x->at))
-            ta_oracle_violation(
-                oracle,
-                "%s of %#llx + %llu before the host saw item %llu of queue %u done, which "
-                "%s %#llx + %llu",
-                how, (unsigned long long)addr, (unsigned long long)size,
-                (unsigned long long)x->at.number, x->at.queue, x->write ? "writes" : "reads",
-                (unsigned long long)x->low, (unsigned long long)(x->high - x->low));
+            ta_oracle_violation(oracle,
+                                "%s of %#llx + %llu before the host saw item %llu of "
+                                "queue %u done, which "
+                                "%s %#llx + %llu",
+                                how, (unsigned long long)addr, (unsigned long long)size,
+                                (unsigned long long)x->at.number, x->at.queue,
+                                x->write ? "writes" : "reads", (unsigned long long)x->low,
+                                (unsigned long long)(x->high - x->low));
         if (x->low >= addr && x->high <= high) ta_space_remove(&oracle->ranges, x);
     }
     if (oracle->graphs) ta_oracle_graphs_gone(oracle, addr, high);

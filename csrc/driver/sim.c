@@ -19,15 +19,9 @@ static ta_sim *all_sims; /* guarded by all_lock */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 /* --- fork ---------------------------------------------------------------------------- */
-static void before_fork(void)
-{
-    pthread_mutex_lock(&all_lock);
-}
+static void before_fork(void) { pthread_mutex_lock(&all_lock); }
 
-static void after_fork_parent(void)
-{
-    pthread_mutex_unlock(&all_lock);
-}
+static void after_fork_parent(void) { pthread_mutex_unlock(&all_lock); }
 
 static void after_fork_child(void)
 {
@@ -53,20 +47,14 @@ static bool forked(const ta_sim *sim)
 }
 
 /* --- bookkeeping ----------------------------------------------------------------------- */
-static void lock(const ta_sim *sim)
-{
-    pthread_mutex_lock((pthread_mutex_t *)&sim->lock);
-}
+static void lock(const ta_sim *sim) { pthread_mutex_lock((pthread_mutex_t *)&sim->lock); }
 
 static void unlock(const ta_sim *sim)
 {
     pthread_mutex_unlock((pthread_mutex_t *)&sim->lock);
 }
 
-void ta_sim_end(ta_sim *sim)
-{
-    unlock(sim);
-}
+void ta_sim_end(ta_sim *sim) { unlock(sim); }
 
 void ta_sim_charge(ta_sim *sim, double us)
 {
@@ -177,9 +165,8 @@ static ta_status sim_enter(void *self, int device, uintptr_t saved[2])
     ta_sim *sim = self;
     saved[0] = (uintptr_t)ta_sim_mode;
     saved[1] = 0;
-    ta_status status =
-        ta_sim_begin(sim, TA_SIM_CALL_enter,
-                     ta_sim_cost_us(TA_SIM_CALL_enter, TA_TIER_DEVICE, 0, 1));
+    ta_status status = ta_sim_begin(
+        sim, TA_SIM_CALL_enter, ta_sim_cost_us(TA_SIM_CALL_enter, TA_TIER_DEVICE, 0, 1));
     if (status != TA_OK) return status;
     status = ta_sim_use_device(sim, device);
     if (status == TA_OK) ta_sim_mode = 2;
@@ -247,8 +234,7 @@ ta_status ta_sim_create(const ta_sim_config *config, ta_sim **out)
     pthread_mutex_init(&sim->lock, NULL);
     sim->devices = calloc((size_t)config->devices, sizeof *sim->devices);
     sim->oracle = ta_oracle_create(oracle_says, sim);
-    if (!sim->devices || !sim->oracle ||
-        !ta_sim_pages_create(sim)) {
+    if (!sim->devices || !sim->oracle || !ta_sim_pages_create(sim)) {
         destroy(sim);
         return TA_NO_HOST_MEMORY;
     }
@@ -286,10 +272,7 @@ void ta_sim_destroy(ta_sim *sim)
     destroy(sim);
 }
 
-const ta_driver *ta_sim_driver(ta_sim *sim)
-{
-    return &sim->driver;
-}
+const ta_driver *ta_sim_driver(ta_sim *sim) { return &sim->driver; }
 
 /* --- time, cost, faults ------------------------------------------------------------------ */
 const char *ta_sim_call_name(ta_sim_call call)
@@ -312,7 +295,8 @@ uint64_t ta_sim_calls(const ta_sim *sim, ta_sim_call call)
     return calls;
 }
 
-void ta_sim_fail(ta_sim *sim, ta_sim_call call, uint64_t k, uint64_t times, ta_status status)
+void ta_sim_fail(ta_sim *sim, ta_sim_call call, uint64_t k, uint64_t times,
+                 ta_status status)
 {
     if ((unsigned)call > TA_SIM_CALL_COUNT) return;
     lock(sim);

@@ -73,7 +73,8 @@ static ta_status do_record(ta_sim *sim, ta_event event, int device, ta_stream ha
     return TA_OK;
 }
 
-static ta_status sim_event_record(void *self, ta_event event, int device, ta_stream stream)
+static ta_status sim_event_record(void *self, ta_event event, int device,
+                                  ta_stream stream)
 {
     ta_sim *sim = self;
     double us = ta_sim_cost_us(TA_SIM_CALL_event_record, TA_TIER_DEVICE, 0, 1);
@@ -88,7 +89,8 @@ static ta_status sim_event_record(void *self, ta_event event, int device, ta_str
 static ta_status reach(ta_sim *sim, ta_sim_call call, ta_event event, bool wait,
                        const char *what)
 {
-    ta_status status = ta_sim_begin(sim, call, ta_sim_cost_us(call, TA_TIER_DEVICE, 0, 1));
+    ta_status status =
+        ta_sim_begin(sim, call, ta_sim_cost_us(call, TA_TIER_DEVICE, 0, 1));
     if (status != TA_OK) return status;
     if (!ta_sim_event_valid(sim, event))
         status = TA_INVALID;

@@ -47,7 +47,8 @@ bool ta_sim_capture_legacy(ta_sim *sim, ta_sim_stream *stream, const char *what)
     bool allowed = true;
     for (uint32_t i = 0; i < sim->stream_count; i++) {
         const ta_sim_stream *other = sim->streams[i];
-        if (!other->capture || !other->blocking || other->device != stream->device) continue;
+        if (!other->capture || !other->blocking || other->device != stream->device)
+            continue;
         ta_sim_capture_break(sim, other->capture, what);
         allowed = false;
     }
@@ -70,7 +71,8 @@ bool ta_sim_capture_device(ta_sim *sim, int device, const char *what)
 static void free_graph(ta_sim *sim, ta_sim_graph *graph)
 {
     if (!graph) return;
-    for (uint32_t i = 0; i < graph->count; i++) free((void *)(uintptr_t)graph->nodes[i].ranges);
+    for (uint32_t i = 0; i < graph->count; i++)
+        free((void *)(uintptr_t)graph->nodes[i].ranges);
     free(graph->nodes);
     free(graph->end.seen);
     ta_oracle_graph_destroy(sim->oracle, graph->judged);
@@ -159,7 +161,8 @@ static bool all_joined(ta_sim *sim, const ta_sim_capture *capture)
     return true;
 }
 
-ta_status ta_sim_capture_end(ta_sim *sim, int device, ta_stream handle, ta_sim_graph **graph)
+ta_status ta_sim_capture_end(ta_sim *sim, int device, ta_stream handle,
+                             ta_sim_graph **graph)
 {
     *graph = NULL;
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
@@ -314,7 +317,8 @@ static ta_status launch(ta_sim *sim, ta_sim_graph *graph, ta_sim_stream *stream)
     return TA_OK;
 }
 
-ta_status ta_sim_graph_launch(ta_sim *sim, ta_sim_graph *graph, int device, ta_stream handle)
+ta_status ta_sim_graph_launch(ta_sim *sim, ta_sim_graph *graph, int device,
+                              ta_stream handle)
 {
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
     if (status != TA_OK) return status;

@@ -55,11 +55,11 @@ typedef struct ta_sim_stream {
     int device;
     bool live, blocking;
     uint32_t index, generation;
-    uint32_t queue;         /* the oracle's */
-    double end_us;          /* when its last work ends */
-    uint64_t joined;        /* implicit order is known up to here (see sim_stream.c) */
+    uint32_t queue;          /* the oracle's */
+    double end_us;           /* when its last work ends */
+    uint64_t joined;         /* implicit order is known up to here (see sim_stream.c) */
     ta_sim_capture *capture; /* NULL: not being captured */
-    uint32_t lane;          /* the oracle's queue for what is captured of it */
+    uint32_t lane;           /* the oracle's queue for what is captured of it */
 } ta_sim_stream;
 
 struct ta_event_ {
@@ -67,9 +67,9 @@ struct ta_event_ {
     ta_sim *sim;
     int device;
     bool recorded;
-    double at_us;       /* when the stream passes it */
+    double at_us; /* when the stream passes it */
     ta_clock clock;
-    uint64_t capture;   /* id of the capture it was recorded in; 0: none */
+    uint64_t capture;       /* id of the capture it was recorded in; 0: none */
     struct ta_event_ *next; /* of the free ones */
     struct ta_event_ *all;
 };
@@ -77,9 +77,9 @@ struct ta_event_ {
 #define TA_EVENT_DEAD 0x7461646561643031u
 
 typedef struct ta_sim_device {
-    bool context;          /* in use: context_bytes are taken */
-    uint64_t used;         /* bytes of this process, context included */
-    ta_sim_stream *legacy; /* streams 0 and 1 */
+    bool context;           /* in use: context_bytes are taken */
+    uint64_t used;          /* bytes of this process, context included */
+    ta_sim_stream *legacy;  /* streams 0 and 1 */
     ta_sim_stream **thread; /* stream 2, by the thread's number */
     uint32_t thread_count;
     uint64_t legacy_ops, blocking_ops;
@@ -204,7 +204,11 @@ struct ta_sim_graph {
     ta_oracle_graph *judged;
     ta_sim_graph *next;
 };
-typedef enum ta_sim_node_kind { TA_SIM_LAUNCH, TA_SIM_COPY, TA_SIM_FILL } ta_sim_node_kind;
+typedef enum ta_sim_node_kind {
+    TA_SIM_LAUNCH,
+    TA_SIM_COPY,
+    TA_SIM_FILL
+} ta_sim_node_kind;
 typedef struct ta_sim_node {
     ta_sim_node_kind kind;
     int device;
@@ -216,7 +220,8 @@ typedef struct ta_sim_node {
 } ta_sim_node;
 /* Does a copy's or a fill's bytes. */
 void ta_sim_node_run(ta_sim *sim, const ta_sim_node *node);
-ta_status ta_sim_capture_node(ta_sim *sim, ta_sim_stream *stream, const ta_sim_node *node);
+ta_status ta_sim_capture_node(ta_sim *sim, ta_sim_stream *stream,
+                              const ta_sim_node *node);
 void ta_sim_capture_break(ta_sim *sim, ta_sim_capture *capture, const char *why);
 /* A call that is illegal while some capture is open and the thread is not in relaxed mode:
  * breaks those captures. False: the call must fail. */

@@ -14,10 +14,7 @@
 #define MISUSE(sim, ...) (ta_sim_violate(sim, __VA_ARGS__), TA_INVALID)
 #define HEX(x) ((unsigned long long)(x))
 
-static bool aligned(uint64_t bytes)
-{
-    return bytes % TA_SIM_GRANULARITY == 0;
-}
+static bool aligned(uint64_t bytes) { return bytes % TA_SIM_GRANULARITY == 0; }
 
 /* --- reservations ------------------------------------------------------------------------ */
 /* Index of the first reservation that ends above addr. */
@@ -49,7 +46,8 @@ static ta_sim_reservation *holder(ta_sim *sim, uint64_t addr, uint64_t size)
     return r && size && size <= r->addr + r->size - addr ? r : NULL;
 }
 
-static ta_status add_reservation(ta_sim *sim, uint64_t size, uint64_t align, uint64_t *addr)
+static ta_status add_reservation(ta_sim *sim, uint64_t size, uint64_t align,
+                                 uint64_t *addr)
 {
     if (sim->reservation_count == sim->reservation_capacity) {
         size_t capacity = sim->reservation_capacity ? sim->reservation_capacity * 2 : 64;
@@ -149,7 +147,8 @@ static ta_status make_handle(ta_sim *sim, int device, ta_tier tier, uint64_t siz
                              ta_handle *handle)
 {
     if (!grow_handles(sim)) return TA_NO_HOST_MEMORY;
-    if (tier == TA_TIER_DEVICE && !take_memory(sim, device, size)) return TA_OUT_OF_MEMORY;
+    if (tier == TA_TIER_DEVICE && !take_memory(sim, device, size))
+        return TA_OUT_OF_MEMORY;
     uint32_t index;
     if (sim->free_handle_count)
         index = sim->free_handles[--sim->free_handle_count];
@@ -191,7 +190,8 @@ static ta_status do_reserve(ta_sim *sim, uint64_t size, uint64_t align, uint64_t
 {
     if (align < TA_SIM_GRANULARITY) align = TA_SIM_GRANULARITY;
     if (size == 0 || !aligned(size) || (align & (align - 1)))
-        return MISUSE(sim, "reserve of %llu bytes aligned to %llu", HEX(size), HEX(align));
+        return MISUSE(sim, "reserve of %llu bytes aligned to %llu", HEX(size),
+                      HEX(align));
     ta_status status = add_reservation(sim, size, align, addr);
     if (status == TA_OK) sim->reserved += size;
     return status;
@@ -281,7 +281,8 @@ static ta_status do_map(ta_sim *sim, uint64_t addr, uint64_t size, ta_handle han
     ta_sim_handle *h = find_handle(sim, handle);
     if (!h) return MISUSE(sim, "map of handle %#llx, not held", HEX(handle));
     if (h->size != size)
-        return MISUSE(sim, "map of %llu bytes of a handle of %llu", HEX(size), HEX(h->size));
+        return MISUSE(sim, "map of %llu bytes of a handle of %llu", HEX(size),
+                      HEX(h->size));
     ta_sim_reservation *r = holder(sim, addr, size);
     if (!r || r->plain || !aligned(addr))
         return MISUSE(sim, "map at %#llx + %llu, not inside a reserved range", HEX(addr),
@@ -290,7 +291,8 @@ static ta_status do_map(ta_sim *sim, uint64_t addr, uint64_t size, ta_handle han
     const uint32_t count = (uint32_t)(size / TA_SIM_GRANULARITY);
     for (uint32_t i = 0; i < count; i++)
         if (slots[i].handle)
-            return MISUSE(sim, "map at %#llx + %llu over a mapping", HEX(addr), HEX(size));
+            return MISUSE(sim, "map at %#llx + %llu over a mapping", HEX(addr),
+                          HEX(size));
     for (uint32_t i = 0; i < count; i++)
         slots[i] = (ta_sim_slot){.handle = (uint32_t)handle, .part = i};
     h->maps++;
@@ -310,8 +312,8 @@ static ta_status sim_map(void *self, uint64_t addr, uint64_t size, ta_handle han
 }
 
 /* A range of whole mappings: *count of them, and what the call costs. */
-static ta_sim_reservation *whole(ta_sim *sim, ta_sim_call call, uint64_t addr, uint64_t size,
-                                 double *us)
+static ta_sim_reservation *whole(ta_sim *sim, ta_sim_call call, uint64_t addr,
+                                 uint64_t size, double *us)
 {
     ta_sim_reservation *r = holder(sim, addr, size);
     if (!r || r->plain || !aligned(addr) || !aligned(size)) return NULL;
@@ -332,8 +334,8 @@ static ta_status do_unmap(ta_sim *sim, uint64_t addr, uint64_t size)
     double us;
     ta_sim_reservation *r = whole(sim, TA_SIM_CALL_unmap, addr, size, &us);
     if (!r)
-        return MISUSE(sim, "unmap of %#llx + %llu, not a range of whole mappings", HEX(addr),
-                      HEX(size));
+        return MISUSE(sim, "unmap of %#llx + %llu, not a range of whole mappings",
+                      HEX(addr), HEX(size));
     ta_sim_charge(sim, us);
     if (!ta_sim_pages_shut(sim, addr, size)) return TA_DRIVER;
     ta_oracle_gone(sim->oracle, addr, size, "unmap");
@@ -386,8 +388,8 @@ static bool open_pages(ta_sim *sim, const ta_sim_slot *slot, const ta_sim_slot *
     return true;
 }
 
-static ta_status do_set_access(ta_sim *sim, uint64_t addr, uint64_t size, const int *devices,
-                               int count)
+static ta_status do_set_access(ta_sim *sim, uint64_t addr, uint64_t size,
+                               const int *devices, int count)
 {
     double us;
     ta_sim_reservation *r = whole(sim, TA_SIM_CALL_set_access, addr, size, &us);
@@ -423,8 +425,8 @@ static ta_status do_set_access(ta_sim *sim, uint64_t addr, uint64_t size, const 
     return TA_OK;
 }
 
-static ta_status sim_set_access(void *self, uint64_t addr, uint64_t size, const int *devices,
-                                int count)
+static ta_status sim_set_access(void *self, uint64_t addr, uint64_t size,
+                                const int *devices, int count)
 {
     ta_sim *sim = self;
     ta_status status = begin_vmm(sim, TA_SIM_CALL_set_access, 0);
@@ -493,7 +495,8 @@ static ta_status do_plain_free(ta_sim *sim, int device, uint64_t addr)
     if (h->device != device)
         return MISUSE(sim, "plain_free of %#llx on device %d, allocated on %d", HEX(addr),
                       device, h->device);
-    ta_sim_charge(sim, ta_sim_cost_us(TA_SIM_CALL_plain_free, TA_TIER_DEVICE, h->size, 1));
+    ta_sim_charge(sim,
+                  ta_sim_cost_us(TA_SIM_CALL_plain_free, TA_TIER_DEVICE, h->size, 1));
     ta_oracle_gone(sim->oracle, addr, h->size, "plain_free");
     remove_reservation(sim, r);
     h->maps--;
@@ -513,7 +516,8 @@ static ta_status sim_plain_free(void *self, int device, uint64_t addr)
 }
 
 /* --- the table: questions ------------------------------------------------------------------ */
-static ta_status sim_mem_info(void *self, int device, uint64_t *free_bytes, uint64_t *total)
+static ta_status sim_mem_info(void *self, int device, uint64_t *free_bytes,
+                              uint64_t *total)
 {
     ta_sim *sim = self;
     double us = ta_sim_cost_us(TA_SIM_CALL_mem_info, TA_TIER_DEVICE, 0, 1);

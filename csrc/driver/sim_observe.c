@@ -25,12 +25,17 @@ static void observe(ta_sim *sim, const ta_event_info *event)
         ta_oracle_block_record(oracle, event->addr, stream->queue);
         if (stream->capture) ta_oracle_block_record(oracle, event->addr, stream->lane);
         return;
-    case TA_EVENT_FREE: ta_oracle_block_free(oracle, event->addr); return;
-    case TA_EVENT_FREE_DONE: ta_oracle_block_done(oracle, event->addr); return;
+    case TA_EVENT_FREE:
+        ta_oracle_block_free(oracle, event->addr);
+        return;
+    case TA_EVENT_FREE_DONE:
+        ta_oracle_block_done(oracle, event->addr);
+        return;
     case TA_EVENT_MAP:
     case TA_EVENT_UNMAP: /* the driver's calls tell */
     case TA_EVENT_OOM:
-    case TA_EVENT_MARK: return;
+    case TA_EVENT_MARK:
+        return;
     }
 }
 

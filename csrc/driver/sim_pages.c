@@ -32,8 +32,8 @@ void ta_sim_pages_destroy(ta_sim *sim)
 
 static void *shut_range(void *at, uint64_t size, int fixed)
 {
-    return mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1,
-                0);
+    return mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed,
+                -1, 0);
 }
 
 uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t size, uint64_t align)
@@ -80,6 +80,6 @@ bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size)
 void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size)
 {
     if (sim->config.no_backing) return;
-    (void)!fallocate(sim->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
-                     (off_t)size);
+    (void)!fallocate(sim->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     (off_t)offset, (off_t)size);
 }

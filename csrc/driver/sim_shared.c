@@ -42,8 +42,7 @@ static bool lock_byte(int fd, off_t at, short type, bool wait)
 {
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
     int result;
-    do
-        result = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
+    do result = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
     while (result != 0 && errno == EINTR);
     return result == 0;
 }
@@ -84,7 +83,8 @@ static ta_status join_card(struct ta_sim_shared *shared, uint64_t memory)
     return TA_OUT_OF_MEMORY;
 }
 
-static ta_status open_card(struct ta_sim_shared *shared, const char *path, uint64_t memory)
+static ta_status open_card(struct ta_sim_shared *shared, const char *path,
+                           uint64_t memory)
 {
     shared->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (shared->fd < 0 || !lock_byte(shared->fd, COMMIT_BYTE, F_WRLCK, true))

@@ -33,13 +33,15 @@ static uint32_t thread_number(void)
 static ta_sim_stream *new_stream(ta_sim *sim, int device, bool blocking)
 {
     uint32_t i = 0;
-    while (i < sim->stream_count &&
-           (sim->streams[i]->live || !ta_oracle_idle(sim->oracle, sim->streams[i]->queue)))
+    while (
+        i < sim->stream_count &&
+        (sim->streams[i]->live || !ta_oracle_idle(sim->oracle, sim->streams[i]->queue)))
         i++;
     if (i == sim->stream_count) {
         if (i >= (1u << 20) - 1) return NULL;
         if ((i & (i - 1)) == 0) { /* a power of two: full */
-            ta_sim_stream **streams = realloc(sim->streams, (i ? i * 2 : 1) * sizeof *streams);
+            ta_sim_stream **streams =
+                realloc(sim->streams, (i ? i * 2 : 1) * sizeof *streams);
             if (!streams) return NULL;
             sim->streams = streams;
         }
@@ -88,8 +90,9 @@ ta_sim_stream *ta_sim_find_stream(ta_sim *sim, int device, ta_stream stream)
     const uint64_t index = (value >> 8 & ((1u << 20) - 1)) - 1;
     if (value & 0xff || index >= sim->stream_count) return NULL;
     ta_sim_stream *found = sim->streams[index];
-    return found->live && found->device == device && stream_handle(found) == stream ? found
-                                                                                    : NULL;
+    return found->live && found->device == device && stream_handle(found) == stream
+               ? found
+               : NULL;
 }
 
 /* --- queued work --------------------------------------------------------------------------- */
@@ -142,10 +145,11 @@ static bool outside(ta_sim *sim, uint64_t addr)
 static void check_range(ta_sim *sim, int device, uint64_t addr, uint64_t size)
 {
     if (!ta_sim_accessible(sim, device, addr, size))
-        ta_sim_violate(sim,
-                       "work on device %d touches %#llx + %llu, which is not mapped or has "
-                       "no access set there",
-                       device, (unsigned long long)addr, (unsigned long long)size);
+        ta_sim_violate(
+            sim,
+            "work on device %d touches %#llx + %llu, which is not mapped or has "
+            "no access set there",
+            device, (unsigned long long)addr, (unsigned long long)size);
 }
 
 /* Into the graph, or into the stream's queue. */
@@ -158,7 +162,8 @@ static ta_status queue_node(ta_sim *sim, ta_stream handle, const ta_sim_node *no
     for (int i = 0; i < node->count; i++)
         check_range(sim, node->device, node->ranges[i].addr, node->ranges[i].size);
     if (stream->capture) return ta_sim_capture_node(sim, stream, node);
-    if (!ta_sim_capture_legacy(sim, stream, "work on the legacy stream")) return TA_DRIVER;
+    if (!ta_sim_capture_legacy(sim, stream, "work on the legacy stream"))
+        return TA_DRIVER;
     ta_sim_stream_touch(sim, stream, true);
     ta_sim_stream_push(sim, stream, node->us);
     for (int i = 0; i < node->count; i++) {
@@ -169,8 +174,8 @@ static ta_status queue_node(ta_sim *sim, ta_stream handle, const ta_sim_node *no
     return TA_OK;
 }
 
-ta_status ta_sim_launch(ta_sim *sim, int device, ta_stream stream, const ta_sim_range *ranges,
-                        int count, double us)
+ta_status ta_sim_launch(ta_sim *sim, int device, ta_stream stream,
+                        const ta_sim_range *ranges, int count, double us)
 {
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
     if (status != TA_OK) return status;
@@ -204,8 +209,8 @@ static ta_status queue_bytes(ta_sim *sim, ta_stream stream, ta_sim_node *node)
     return queue_node(sim, stream, node);
 }
 
-ta_status ta_sim_copy(ta_sim *sim, int device, ta_stream stream, uint64_t dst, uint64_t src,
-                      uint64_t size)
+ta_status ta_sim_copy(ta_sim *sim, int device, ta_stream stream, uint64_t dst,
+                      uint64_t src, uint64_t size)
 {
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
     if (status != TA_OK) return status;
@@ -265,7 +270,8 @@ ta_status ta_sim_stream_destroy(ta_sim *sim, ta_stream handle)
         status = TA_INVALID;
     else {
         if (stream->capture)
-            ta_sim_capture_break(sim, stream->capture, "one of its streams was destroyed");
+            ta_sim_capture_break(sim, stream->capture,
+                                 "one of its streams was destroyed");
         stream->live = false;
         ta_oracle_close(sim->oracle, stream->queue);
     }
@@ -310,7 +316,8 @@ ta_status ta_sim_stream_query(ta_sim *sim, int device, ta_stream stream)
     return reach_end(sim, device, stream, false, "a query of a stream");
 }
 
-ta_status ta_sim_stream_wait_event(ta_sim *sim, int device, ta_stream handle, ta_event event)
+ta_status ta_sim_stream_wait_event(ta_sim *sim, int device, ta_stream handle,
+                                   ta_event event)
 {
     ta_status status = ta_sim_begin_other(sim, 0.5);
     if (status != TA_OK) return status;
@@ -380,5 +387,6 @@ void ta_sim_stream_finish(ta_sim *sim)
     ta_sim_events_destroy(sim);
     for (uint32_t i = 0; i < sim->stream_count; i++) free(sim->streams[i]);
     free(sim->streams);
-    for (int i = 0; sim->devices && i < sim->config.devices; i++) free(sim->devices[i].thread);
+    for (int i = 0; sim->devices && i < sim->config.devices; i++)
+        free(sim->devices[i].thread);
 }

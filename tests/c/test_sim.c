@@ -30,10 +30,7 @@ static uint64_t violations(ta_sim *sim)
 }
 
 static sigjmp_buf faulted;
-static void on_fault(int signal)
-{
-    siglongjmp(faulted, signal);
-}
+static void on_fault(int signal) { siglongjmp(faulted, signal); }
 
 /* Whether a byte can be read and written. */
 static bool touchable(uint64_t addr)
