@@ -56,7 +56,7 @@ WAYS := plain asan tsan
 FLAGS_plain := -O2 -DTA_CHECKING=1
 FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_tsan := -O1 -fsanitize=thread
-CFLAGS_ALL := -g -std=c11 -D_GNU_SOURCE -fvisibility=hidden -fexceptions \
+CFLAGS_ALL := -g -std=c11 -D_GNU_SOURCE= -fvisibility=hidden -fexceptions \
               -fno-omit-frame-pointer -pthread -Wall -Wextra -Wconversion -Wshadow \
               -Icsrc/include -Icsrc/core -Icsrc -MMD -MP
 

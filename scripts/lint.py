@@ -24,7 +24,7 @@ import environments
 
 ROOT = Path(__file__).resolve().parent.parent
 WARNINGS = ["-Werror", "-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
-LANGUAGE = ["-O2", "-std=c11", "-fvisibility=hidden", "-fexceptions", "-D_GNU_SOURCE"]
+LANGUAGE = ["-O2", "-std=c11", "-fvisibility=hidden", "-fexceptions", "-D_GNU_SOURCE="]
 
 
 class Skip(Exception):
