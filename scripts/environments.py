@@ -95,6 +95,14 @@ def serves(found: dict[str, str | None]) -> str:
     return ""
 
 
+def list_text(path: Path) -> str:
+    """A list of packages, with the lists that it names by `-r`."""
+    text = path.read_text()
+    for other in re.findall(r"^-r\s+(\S+)", text, re.MULTILINE):
+        text += list_text(path.parent / other)
+    return text
+
+
 def run(*command: str | Path) -> None:
     result = subprocess.run(
         [str(c) for c in command], env={**os.environ, **QUIET}, stdout=sys.stderr
@@ -179,18 +187,21 @@ def install_package(venv: Path) -> None:
     stamp.write_text(state)
 
 
-def prepare(kind: str) -> Path:
-    """The environment of that kind, ready; returns its python."""
+def prepare(kind: str) -> tuple[Path, list[Path]]:
+    """The environment of that kind, ready: its python, and the folders of its programs."""
     found = active()
     python = str(found["executable"])
-    text = LISTS[kind].read_text()
+    text = list_text(LISTS[kind])
     with locked():
         base = None if kind == "lint" else torch_site(found, python)
         venv = VENVS / f"{kind}-{digest(str(found['python']), python, str(base), text)}"
         make(venv, python, base, ["-r", str(LISTS[kind])])
         if kind != "lint":
             install_package(venv)
-    return venv / "bin" / "python"
+    folders = [venv / "bin"]
+    if base is not None:
+        folders.append(base.parents[2] / "bin")  # torchrun and the like
+    return venv / "bin" / "python", folders
 
 
 def main(arguments: list[str]) -> int:
@@ -201,10 +212,11 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(
             "set-up: Python 3.10 or later is needed; name one with make PYTHON=..."
         )
-    python = prepare(arguments[0])
+    python, folders = prepare(arguments[0])
     if arguments[1:]:
         environment = {**os.environ, "VIRTUAL_ENV": str(python.parent.parent)}
-        environment["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', '')}"
+        path = [*map(str, folders), environment.get("PATH", os.defpath)]
+        environment["PATH"] = os.pathsep.join(path)
         os.execve(python, [str(python), *arguments[1:]], environment)
     return 0
 

@@ -69,6 +69,14 @@ def test_the_key_follows_what_it_holds() -> None:
     assert environments.digest("3.11", "a") == environments.digest("3.11", "a")
 
 
+def test_a_list_counts_with_those_it_names(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("-r b.txt\none>=1\n")
+    (tmp_path / "b.txt").write_text("two==2\n")
+    assert "two==2" in environments.list_text(tmp_path / "a.txt")
+    for path in environments.LISTS.values():
+        assert environments.list_text(path).strip()
+
+
 def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert environments.main(["nonsense"]) == 2
     assert "KIND is" in capsys.readouterr().err
