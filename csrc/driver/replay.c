@@ -235,6 +235,8 @@ static ta_status free_all(replay *r)
     for (uint32_t i = 0; i < r->trace->slots; i++)
         if (r->blocks[i] != NULL && ta_free(r->allocator, r->blocks[i]) != TA_OK)
             return fail(r, TA_DRIVER, "at the end: a live block could not be freed");
+    /* What other streams still used is passed by then. */
+    for (uint64_t i = 0; i <= r->options->pass_after; i++) ta_clock_advance(r->clock);
     uint64_t released;
     ta_status status = ta_trim(r->allocator, -1, &released);
     if (status != TA_OK)
