@@ -41,12 +41,18 @@ void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
     arena->pending_last = b;
 }
 
-void ta_block_settle(ta_arena *arena, ta_block *b)
+void ta_uses_free(ta_block *b)
 {
     for (ta_use *u = b->uses, *next; u; u = next) {
         next = u->next;
         free(u);
     }
+    b->uses = NULL;
+}
+
+void ta_block_settle(ta_arena *arena, ta_block *b)
+{
+    ta_uses_free(b);
     ta_count_settled(arena, b->size);
     /* A later tick than its free's can only make us wait longer. */
     done(arena, b, atomic_load_explicit(&arena->device->tick, memory_order_relaxed));

@@ -10,5 +10,7 @@ void ta_block_begin(ta_arena *arena, ta_block *block, uint64_t requested);
 void ta_block_end(ta_arena *arena, ta_block *block, uint64_t tick);
 /* A pending block, taken off the arena's list by the caller, becomes free. */
 void ta_block_settle(ta_arena *arena, ta_block *block);
+/* Forgets the streams recorded for a live, pending or held block. */
+void ta_uses_free(ta_block *block);
 
 #endif

@@ -167,14 +167,14 @@ void ta_pending_poll(ta_device *d, ta_arena *arena)
     ta_lock_drop(&arena->lock);
 }
 
-ta_status ta_pending_wait(ta_device *d, ta_arena *arena)
+ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
 {
     ta_stream_state *stream = NULL;
     uint64_t tick = 0;
     ta_lock_take(&arena->lock);
     for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
         for (ta_use *u = b->uses; u && !stream; u = u->next)
-            if (u->stream->passed <= u->tick) {
+            if (u->stream->passed <= u->tick && u->tick < before) {
                 stream = u->stream;
                 tick = u->tick;
             }

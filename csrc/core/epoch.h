@@ -21,9 +21,9 @@ ta_status ta_device_wait(ta_device *device);
 /* Blocks of the arena that were freed while recorded streams used them: those that are no
  * longer used become free. Takes the arena's lock. */
 void ta_pending_poll(ta_device *device, ta_arena *arena);
-/* Waits for the arena's oldest pending block. TA_NOT_READY where there is none, or it cannot
- * be waited for. */
-ta_status ta_pending_wait(ta_device *device, ta_arena *arena);
+/* Waits for the arena's oldest pending block of those freed before tick `before`.
+ * TA_NOT_READY where there is none, or it cannot be waited for. */
+ta_status ta_pending_wait(ta_device *device, ta_arena *arena, uint64_t before);
 void ta_epoch_destroy(ta_device *device);
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "arena.h"
+#include "block.h"
 #include "calls.h"
 #include "chunk.h"
 #include "count.h"
@@ -124,11 +125,12 @@ static ta_status wait_idle(ta_device *d)
     return ta_stream_wait(d, o.arena->stream, o.tick);
 }
 
-static ta_status wait_pending(ta_device *d)
+/* The same for a block freed before `tick` that a recorded stream uses. */
+static ta_status wait_pending(ta_device *d, uint64_t tick)
 {
     ta_status status = TA_NOT_READY;
     for (ta_arena *a = d->arenas; a && status == TA_NOT_READY; a = a->next) {
-        status = ta_pending_wait(d, a);
+        status = ta_pending_wait(d, a, tick);
         if (!status) ta_pending_poll(d, a); /* `a` stays: arenas go only in trim */
     }
     return status;
@@ -242,7 +244,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
-        if (status == TA_NOT_READY) status = wait_pending(d);
+        if (status == TA_NOT_READY) status = wait_pending(d, UINT64_MAX);
         if (status == TA_NOT_READY && pools_over(d)) status = ta_device_wait(d);
         if (status == TA_NOT_READY) return TA_OUT_OF_MEMORY;
         if (status) return status;
@@ -348,7 +350,7 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
 {
     enum { BATCH = 64 };
     ta_handle pages[BATCH];
-    uint64_t start = atomic_load(&d->tick);
+    uint64_t start = atomic_load(&d->tick) + 1; /* what is freed later may stay */
     ta_status status = TA_OK;
     for (ta_arena *a = d->arenas; a; a = a->next) ta_pending_poll(d, a);
     if (wait && pools_over(d)) {
@@ -370,8 +372,10 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         if (got) continue;
         if (status || !wait) break;
         ta_oldest o = find_oldest(d, false);
-        if (!o.arena || o.tick > start) break; /* freed since we began */
-        status = ta_stream_wait(d, o.arena->stream, o.tick);
+        if (o.arena && o.tick < start)
+            status = ta_stream_wait(d, o.arena->stream, o.tick);
+        else
+            status = wait_pending(d, start);
         if (status) break;
     }
     return status == TA_NOT_READY ? TA_OK : status;
@@ -396,6 +400,8 @@ void ta_pages_destroy(ta_device *d)
         next = a->next;
         for (ta_chunk *c = a->chunks, *after; c; c = after) {
             after = c->next;
+            for (ta_block *b = c->first; b; b = b->next)
+                if (b->state != TA_FREE) ta_uses_free(b);
             unmap_all(d, c);
             if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
             ta_chunk_retire(d, c);
