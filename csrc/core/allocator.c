@@ -1,5 +1,4 @@
 /* allocator.c - creating and destroying; what tells a forked child from its parent. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -4,7 +4,6 @@
  * before its event is recorded, and a free reads the tick after its stream's work was
  * queued: so an event of tick t covers every free that bears a lower one. No lock of ours is
  * held while the host waits; what was true before is looked at again by the caller. */
-#define _POSIX_C_SOURCE 200809L
 #include "epoch.h"
 
 #include <stdlib.h>

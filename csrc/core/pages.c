@@ -155,7 +155,7 @@ static uint64_t reserved(ta_device *d)
 static uint64_t live_peak(ta_device *d, uint64_t more)
 {
     ta_spin_take(&d->counting);
-    const ta_gauge *g = &d->stats.active[TA_POOL_ALL];
+    const ta_gauge *g = &d->stats.allocated[TA_POOL_ALL];
     uint64_t peak = g->peak > g->current + more ? g->peak : g->current + more;
     ta_spin_drop(&d->counting);
     return peak;
