@@ -90,7 +90,7 @@ class Build(build_ext):
         super().run()
 
 
-CHECKS = [("TA_CHECKS", "1")] if os.environ.get("TORCHARENA_CHECKS") == "1" else []
+CHECKS = [("TA_CHECKING", "1")] if os.environ.get("TORCHARENA_CHECKS") == "1" else []
 
 
 def extension(name: str, files: list[str], link: list[str], limited: bool) -> Extension:

@@ -72,3 +72,7 @@ bool ta_torch_owns_stream(void *context, int device, ta_stream stream) {
     }
     return false;
 }
+
+bool ta_test_owns_stream(int device, ta_stream stream) {
+    return ta_torch_owns_stream(NULL, device, stream);
+}
