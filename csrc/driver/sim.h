@@ -61,10 +61,17 @@ ta_status ta_sim_event_elapsed(ta_sim *sim, ta_event start, ta_event end, float 
 /* --- graphs ------------------------------------------------------------------------ */
 typedef struct ta_sim_graph ta_sim_graph;
 ta_status ta_sim_capture_begin(ta_sim *sim, int device, ta_stream stream);
+/* The same in one of CUDA's capture modes: 0 global (as above), 1 thread-local, 2 relaxed.
+ * The calling thread's own mode is exchanged by the second function; enter() makes it
+ * relaxed, leave() puts it back. */
+ta_status ta_sim_capture_begin_mode(ta_sim *sim, int device, ta_stream stream, int mode);
+int ta_sim_thread_capture_mode(int mode);
 /* Fails, with no graph, where the capture was broken. */
 ta_status ta_sim_capture_end(ta_sim *sim, int device, ta_stream stream, ta_sim_graph **graph);
 /* 0 when not capturing; else the capture's id. */
 uint64_t ta_sim_capture_id(ta_sim *sim, int device, ta_stream stream);
+/* As CUDA counts: 0 not capturing, 1 capturing, 2 capturing and broken. */
+int ta_sim_capture_status(ta_sim *sim, int device, ta_stream stream);
 ta_status ta_sim_graph_launch(ta_sim *sim, ta_sim_graph *graph, int device, ta_stream stream);
 void ta_sim_graph_destroy(ta_sim *sim, ta_sim_graph *graph);
 

@@ -1,0 +1,85 @@
+/* sim_pages.c - real memory behind the simulated machine's addresses.
+ *
+ * All pages are parts of one memfd, each at an offset of its own that is never used twice,
+ * so that pages made in a row and mapped in a row share one mapping of the kernel (Linux
+ * allows 65,530). A range is shut (PROT_NONE) until access is set and after unmap. Forked
+ * children do not get the mappings. Called by sim_memory.c under the machine's lock; with
+ * no_backing addresses are counted and nothing else is done. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "sim_internal.h"
+
+#define NO_BACKING_BASE ((uint64_t)1 << 44)
+
+bool ta_sim_pages_create(ta_sim *sim)
+{
+    sim->memfd = -1;
+    sim->next_address = NO_BACKING_BASE;
+    if (sim->config.no_backing) return true;
+    sim->memfd = memfd_create("torcharena-sim", MFD_CLOEXEC);
+    /* Sparse: only what is touched takes memory. */
+    return sim->memfd >= 0 && ftruncate(sim->memfd, (off_t)1 << 60) == 0;
+}
+
+void ta_sim_pages_destroy(ta_sim *sim)
+{
+    if (sim->memfd >= 0) close(sim->memfd);
+    sim->memfd = -1;
+}
+
+static void *shut_range(void *at, uint64_t size, int fixed)
+{
+    return mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed,
+                -1, 0);
+}
+
+uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t size, uint64_t align)
+{
+    if (sim->config.no_backing) {
+        uint64_t at = (sim->next_address + align - 1) & ~(align - 1);
+        if (at < sim->next_address || size > UINT64_MAX / 2 - at) return 0;
+        /* A gap, so that running over an end is noticed. */
+        sim->next_address = at + size + TA_SIM_GRANULARITY;
+        return at;
+    }
+    if (size > (uint64_t)1 << 47 || align > (uint64_t)1 << 46) return 0;
+    uint8_t *got = shut_range(NULL, size + align, 0);
+    if (got == MAP_FAILED) return 0;
+    uint64_t at = ((uint64_t)(uintptr_t)got + align - 1) & ~(align - 1);
+    uint64_t before = at - (uint64_t)(uintptr_t)got, after = align - before;
+    if (before) munmap(got, before);
+    if (after) munmap(got + before + size, after);
+    return at;
+}
+
+void ta_sim_pages_unreserve(ta_sim *sim, uint64_t addr, uint64_t size)
+{
+    if (!sim->config.no_backing) munmap((void *)(uintptr_t)addr, size);
+}
+
+bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, uint64_t offset)
+{
+    if (sim->config.no_backing) return true;
+    void *at = (void *)(uintptr_t)addr;
+    if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, sim->memfd,
+             (off_t)offset) == MAP_FAILED)
+        return false;
+    madvise(at, size, MADV_DONTFORK);
+    return true;
+}
+
+bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size)
+{
+    if (sim->config.no_backing) return true;
+    return shut_range((void *)(uintptr_t)addr, size, MAP_FIXED) != MAP_FAILED;
+}
+
+void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size)
+{
+    if (sim->config.no_backing) return;
+    (void)!fallocate(sim->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     (off_t)offset, (off_t)size);
+}
