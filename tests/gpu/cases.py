@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 import torcharena
 
 GIB = 1 << 30

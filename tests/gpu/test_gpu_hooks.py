@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from gpu_case import run_case
 
 
