@@ -26,10 +26,7 @@ static const char usage[] =
     "  --repeat N        run N times, show the fastest\n"
     "  --skip            go on after out of memory\n"
     "  --check           check every invariant at every step\n"
-    "  --steps           a line a step\n"
-    "  --json            an object a trace instead of the table\n";
-
-static bool json;
+    "  --steps           a line a step\n";
 
 static char *read_all(const char *path, size_t *length)
 {
@@ -92,12 +89,6 @@ static int replay_file(const char *path, const ta_replay_options *options, int r
         fprintf(stderr, "%s: %s\n", path, result.failure);
         return 1;
     }
-    if (json) {
-        static char line[TA_REPLAY_JSON];
-        ta_replay_json(&best, line, sizeof line);
-        printf("{\"trace\": \"%s\", %s\n", path, line + 1);
-        return best.ooms > 0 ? 3 : 0;
-    }
     const char *name = strrchr(path, '/');
     printf(
         "%-26s %7.3f %7.4f %5llu %8llu %6llu %8.1f %7llu %6llu %5llu %8.0f %8.0f %6.2f\n",
@@ -125,8 +116,6 @@ int main(int argc, char **argv)
             options.skip_oom = true;
         else if (strcmp(name, "--check") == 0)
             options.check = true;
-        else if (strcmp(name, "--json") == 0)
-            json = true;
         else if (strcmp(name, "--steps") == 0)
             options.on_step = show_step;
         else {
@@ -155,10 +144,9 @@ int main(int argc, char **argv)
         fputs(usage, stderr);
         return 2;
     }
-    if (!json)
-        printf("%-26s %7s %7s %5s %8s %6s %8s %7s %6s %5s %8s %8s %6s\n", "trace",
-               "req GiB", "ratio", "ooms", "moves", "waits", "drv ms", "mv/step", "max",
-               "waits", "us/step", "max", "Mev/s");
+    printf("%-26s %7s %7s %5s %8s %6s %8s %7s %6s %5s %8s %8s %6s\n", "trace", "req GiB",
+           "ratio", "ooms", "moves", "waits", "drv ms", "mv/step", "max", "waits",
+           "us/step", "max", "Mev/s");
     for (; i < argc; i++) {
         int code = replay_file(argv[i], &options, repeat);
         if (code != 0) worst = code;

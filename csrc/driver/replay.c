@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "replay_clock.h"
+#include "sim.h"
 #include "nulldriver.h"
 
 #define LEAST_MEMORY ((uint64_t)140 << 30) /* bytes: an H200 */
@@ -22,6 +23,7 @@ typedef struct replay {
     const ta_trace *trace;
     const ta_replay_options *options;
     ta_replay_result *result;
+    ta_sim *sim; /* one of the two */
     ta_null *null;
     ta_clock *clock;
     ta_allocator *allocator;
@@ -50,7 +52,9 @@ static double now_seconds(void)
 
 static double driver_us(const replay *r)
 {
-    return ta_clock_read(r->clock).event_us + ta_null_driver_us(r->null);
+    double memory_us =
+        r->sim != NULL ? ta_sim_driver_us(r->sim) : ta_null_driver_us(r->null);
+    return ta_clock_read(r->clock).event_us + memory_us;
 }
 
 /* --- numbers ------------------------------------------------------------------------- */
@@ -213,6 +217,17 @@ static ta_status run_events(replay *r)
     return TA_OK;
 }
 
+/* The simulated machine keeps the driver's contract in mind. */
+static ta_status look_for_violations(replay *r)
+{
+    if (r->sim == NULL) return TA_OK;
+    uint64_t count;
+    const char *first = ta_sim_first_violation(r->sim, &count);
+    if (first == NULL) return TA_OK;
+    return fail(r, TA_DRIVER, "the driver's contract was broken %llu times, first: %s",
+                (unsigned long long)count, first);
+}
+
 /* Frees what the trace left alive: nothing may be in use then. */
 static ta_status free_all(replay *r)
 {
@@ -220,6 +235,8 @@ static ta_status free_all(replay *r)
     for (uint32_t i = 0; i < r->trace->slots; i++)
         if (r->blocks[i] != NULL && ta_free(r->allocator, r->blocks[i]) != TA_OK)
             return fail(r, TA_DRIVER, "at the end: a live block could not be freed");
+    /* What other streams still used is passed by then. */
+    for (uint64_t i = 0; i <= r->options->pass_after; i++) ta_clock_advance(r->clock);
     uint64_t released;
     ta_status status = ta_trim(r->allocator, -1, &released);
     if (status != TA_OK)
@@ -256,6 +273,18 @@ static ta_status set_limits(replay *r)
     return TA_OK;
 }
 
+static ta_status make_machine(replay *r, uint64_t memory, uint64_t page)
+{
+    int devices = r->trace->devices > 0 ? (int)r->trace->devices : 1;
+    if (r->options->null_driver) {
+        ta_null_config null = {.devices = devices, .memory = memory, .page_bytes = page};
+        return ta_null_create(&null, &r->null);
+    }
+    ta_sim_config sim = {
+        .devices = devices, .memory = memory, .seed = 1, .no_backing = true};
+    return ta_sim_create(&sim, &r->sim);
+}
+
 static ta_status set_up(replay *r)
 {
     const ta_trace *trace = r->trace;
@@ -275,12 +304,12 @@ static ta_status set_up(replay *r)
     if (r->blocks == NULL || r->streams == NULL || r->steps == NULL)
         return fail(r, TA_NO_HOST_MEMORY, "no host memory");
     for (uint32_t i = 0; i < trace->streams; i++) r->streams[i] = ta_clock_stream(i);
-    int devices = trace->devices > 0 ? (int)trace->devices : 1;
-    ta_null_config null = {.devices = devices, .memory = memory, .page_bytes = page};
-    ta_status status = ta_null_create(&null, &r->null);
-    if (status == TA_OK)
-        status = ta_clock_create(ta_null_driver(r->null), trace->streams, o->pass_after,
-                                 &r->clock);
+    ta_status status = make_machine(r, memory, page);
+    if (status == TA_OK) {
+        const ta_driver *under =
+            r->sim != NULL ? ta_sim_driver(r->sim) : ta_null_driver(r->null);
+        status = ta_clock_create(under, trace->streams, o->pass_after, &r->clock);
+    }
     ta_config config = {
         .page_bytes = page, .grow_until = o->grow_until, .wait_above = o->wait_above};
     if (status == TA_OK)
@@ -293,6 +322,7 @@ static void tear_down(replay *r)
 {
     if (r->allocator != NULL) ta_allocator_destroy(r->allocator);
     ta_clock_destroy(r->clock);
+    if (r->sim != NULL) ta_sim_destroy(r->sim);
     ta_null_destroy(r->null);
     free(r->blocks);
     free(r->streams);
@@ -313,6 +343,7 @@ ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
     }
     if (status == TA_OK) status = sum_up_steps(&r);
     if (status == TA_OK) status = free_all(&r);
+    if (status == TA_OK) status = look_for_violations(&r);
     tear_down(&r);
     return status;
 }

@@ -65,11 +65,8 @@ ta_status ta_replay(const ta_trace *trace, const ta_replay_options *options,
                     ta_replay_result *result);
 /* Both steps at once, for the Python binding. TA_INVALID with error->reason set: the text is
  * malformed; otherwise result->failure says why. */
-ta_status ta_replay_text(const char *text, size_t length, const ta_replay_options *options,
-                         ta_replay_result *result, ta_trace_error *error);
-/* The figures as one JSON object, names as `torcharena replay --json` has them. Returns the
- * length that snprintf would; TA_REPLAY_JSON bytes are always enough. */
-#define TA_REPLAY_JSON 16384
-int ta_replay_json(const ta_replay_result *result, char *text, size_t capacity);
+ta_status ta_replay_text(const char *text, size_t length,
+                         const ta_replay_options *options, ta_replay_result *result,
+                         ta_trace_error *error);
 
 #endif

@@ -81,6 +81,7 @@ typedef struct ta_oom {
     ta_stream stream;
     uint64_t requested;      /* bytes asked for */
     uint64_t short_by;       /* bytes of pages that could not be had */
+    uint64_t page_bytes;
     uint64_t limit;          /* TA_NO_LIMIT: none */
     int limit_source;        /* ta_limit_source */
     uint64_t device_total;   /* bytes of the card */
@@ -215,7 +216,7 @@ typedef struct ta_segment_info { /* a run of mapped pages */
 typedef struct ta_block_info {
     uint64_t addr, size, requested; /* free: requested 0 */
     ta_block_state state;
-    uint64_t serial; /* of the allocation: counts from 1 over all devices */
+    uint64_t serial; /* of the allocation: rises on each device, unique in the process */
 } ta_block_info;
 /* Calls back for each run of mapped pages and then for its blocks in address order: they
  * tile it. The callbacks run with a lock held: they must not call the allocator. Device -1:

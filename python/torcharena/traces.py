@@ -6,7 +6,6 @@ by xz or gzip. Needs no torch and no GPU."""
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 import os
 import zlib
@@ -17,7 +16,7 @@ from .loading import core
 
 __all__ = ["TraceError", "read", "replay"]
 
-# As they stand in a line of JSON. After them come figures of one replay's inside.
+# As they stand in a line of JSON; `replay` says what comes after them.
 KEYS = (
     "trace",
     "events",
@@ -105,14 +104,12 @@ def _replay(
 ) -> dict[str, Any]:
     text = read(path)
     try:
-        figures = json.loads(
-            core().replay(
-                text,
-                limit=limit,
-                limit_ratio=limit_ratio or 0.0,
-                page_bytes=page_bytes or 0,
-                null_driver=null_driver,
-            )
+        figures = core().replay(
+            text,
+            limit=limit,
+            limit_ratio=limit_ratio or 0.0,
+            page_bytes=page_bytes or 0,
+            null_driver=null_driver,
         )
     except ValueError as error:
         # The library's error for a malformed text has the line and the reason.
@@ -120,4 +117,7 @@ def _replay(
             raise TraceError(path, error.args[0], error.args[1]) from None
         raise
     result: dict[str, Any] = {"trace": path, **figures}
-    return {key: result[key] for key in (*KEYS, *(k for k in result if k not in KEYS))}
+    wanted = (*KEYS, "step_median", "step_max")
+    if result["oom"]:
+        wanted += ("oom_event", "oom_text")
+    return {key: result[key] for key in wanted}

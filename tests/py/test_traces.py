@@ -8,7 +8,6 @@ import lzma
 from pathlib import Path
 
 import pytest
-
 from torcharena import traces
 
 RECORDED = Path(__file__).resolve().parent.parent / "traces"
@@ -37,7 +36,9 @@ def recorded(name: str) -> Path:
 
 
 def test_every_recorded_trace_is_tested() -> None:
-    assert sorted(RATIO) == sorted(p.name.split(".")[0] for p in RECORDED.glob("*.trace.xz"))
+    assert sorted(RATIO) == sorted(
+        p.name.split(".")[0] for p in RECORDED.glob("*.trace.xz")
+    )
 
 
 @pytest.mark.parametrize("name", sorted(RATIO))
@@ -123,7 +124,7 @@ def test_a_damaged_file(tmp_path: Path, pack: object) -> None:
     assert callable(pack)
     file = tmp_path / "x.trace.xz"
     file.write_bytes(pack(TEXT * 100)[:-9])
-    with pytest.raises(traces.TraceError, match="x.trace.xz: damaged or cut short"):
+    with pytest.raises(traces.TraceError, match=r"x\.trace\.xz: damaged or cut short"):
         traces.read(file)
 
 
