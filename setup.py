@@ -94,7 +94,7 @@ CHECKS = [("TA_CHECKING", "1")] if os.environ.get("TORCHARENA_CHECKS") == "1" el
 
 
 def extension(name: str, files: list[str], link: list[str], limited: bool) -> Extension:
-    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None), *CHECKS]
+    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", ""), *CHECKS]
     if limited:
         macros.append(("Py_LIMITED_API", "0x030A0000"))
     return Extension(
