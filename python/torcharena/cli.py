@@ -230,4 +230,4 @@ def _demo(options: argparse.Namespace) -> int:
 
     if options.steps < 2:
         raise _Refusal(f"--steps {options.steps}: at least 2")
-    return demo.main(options.steps, options.json)
+    return int(demo.main(options.steps, options.json))

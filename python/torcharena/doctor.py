@@ -156,14 +156,9 @@ def _status(report: Report, status: dict[str, str]) -> None:
 
 
 def _devices(report: Report, library: Any) -> None:
-    problem = library.driver_problem()
-    if problem is not None:
-        report.add("driver", "bad", f"no CUDA driver: {problem}")
-        return
-    try:
-        first = library.probe(0)
-    except RuntimeError as error:
-        report.add("driver", "bad", f"no NVIDIA GPU to be seen: {error}")
+    first = library.probe(0)
+    if first["reason"]:
+        report.add("driver", "bad", f"no NVIDIA GPU to be had: {first['reason']}")
         return
     version = first["driver_version"]
     said = f"CUDA {version // 1000}.{version % 1000 // 10}"

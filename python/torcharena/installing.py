@@ -129,8 +129,8 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     torch = _checked_torch()
     conf.check(os.environ)
     library = core()
-    if asked is not None and not merged["fallback"]:
-        _refuse_without_vmm(library)
+    if asked is not None:
+        _refuse_unfit(library, bool(merged["fallback"]))
     allocator = _allocator(torch, library)
     made = (bool(merged["fallback"]), int(merged["page"]))
     if not library.created():
@@ -227,7 +227,7 @@ def _checked_torch() -> Any:
             "this process was forked from one that uses CUDA, so it cannot use CUDA itself; "
             "start it with torch.multiprocessing.get_context('spawn')"
         )
-    if torch.cuda.is_initialized():
+    if _cuda_is_initialized():
         raise RuntimeError(
             "torcharena.enable() must come before CUDA is first used, and PyTorch has "
             "already initialised it. Call enable() right after `import torch`, before any "
@@ -248,17 +248,17 @@ def _checked_torch() -> Any:
     return torch
 
 
-def _refuse_without_vmm(library: Any) -> None:
-    """Raises RuntimeError where the first device has no virtual memory management. Where
-    there is no driver or no device, PyTorch itself says so at the first use."""
+def _refuse_unfit(library: Any, fallback: bool) -> None:
+    """Raises RuntimeError where there is no device, or the first one has no virtual memory
+    management."""
     _state.seen = (os.environ.get("CUDA_VISIBLE_DEVICES"),)
-    if library.driver_problem() is not None:
-        return
-    try:
-        found = library.probe(0)
-    except RuntimeError:
-        return
-    if not found["vmm"]:
+    found = library.probe(0)
+    if found["reason"]:
+        raise RuntimeError(
+            f"there is no NVIDIA GPU to enable torcharena on: {found['reason']}. "
+            "`torcharena doctor` says more; `torcharena rehearse` needs no GPU"
+        )
+    if not found["vmm"] and not fallback:
         where = " under WSL2" if found["wsl2"] else ""
         raise RuntimeError(
             f"{found['name']}{where} has no virtual memory management, which torcharena packs "
@@ -423,8 +423,7 @@ def _cuda_is_up() -> None:
             "CUDA_VISIBLE_DEVICES was changed after torcharena.enable() had started the "
             "driver, so it has no effect: set it before enable()"
         )
-    if not _state.fallback:
-        _refuse_without_vmm(library)
+    _refuse_unfit(library, _state.fallback)
     waiting, _state.shares = _state.shares, {}
     for (source, device), size in waiting.items():
         _set(source, device, size, _state.strict)

@@ -19,7 +19,12 @@ __all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "on", "table", "
 
 PREFIX = "TORCHARENA_"
 # Belong to the simulated machine and to tests; each is read where it is used.
-_OTHERS = ("TORCHARENA_SIM_", "TORCHARENA_TEST_", "TORCHARENA_REHEARSAL_")
+_OTHERS = (
+    "TORCHARENA_SIM_",
+    "TORCHARENA_TEST_",
+    "TORCHARENA_REHEARSAL_",
+    "TORCHARENA_CHECKS",
+)
 
 
 @dataclass(frozen=True)

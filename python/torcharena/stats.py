@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["CALLS", "memory_stats", "memory_summary"]
 
 CALLS = ("reserve", "create", "map", "access", "unmap", "release", "event")
-_ALL = "all"
+_ALL = 0  # of the core's (all, small, large)
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     index = device_index(device)
     raw = core().stats(index)
     cap, source = core().limit(index)
-    free, total = device_memory(index)
+    free, total = _card(index)
     found: dict[str, Any] = {
         "cap_bytes": cap,
         "cap_source": None if cap is None else source,
@@ -110,11 +110,19 @@ def memory_summary(device: DeviceLike = None) -> str:
         f"out of memory {found['out_of_memory']:,}"
     )
     lines.append(f"  driver calls {calls:,}: {kinds}")
-    lines.append(
-        f"  card: {format_size(found['device_free_bytes'])} of "
-        f"{format_size(found['device_bytes'])} free, whoever holds the rest"
-    )
+    if found["device_bytes"] is not None:
+        lines.append(
+            f"  card: {format_size(found['device_free_bytes'])} of "
+            f"{format_size(found['device_bytes'])} free, whoever holds the rest"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _card(index: int) -> tuple[int | None, int | None]:
+    try:
+        return device_memory(index)
+    except RuntimeError:  # the driver does not answer, while the numbers are ours
+        return None, None
 
 
 def _ratio(above: int, below: int) -> float | None:

@@ -95,7 +95,7 @@ def _memory_snapshot(wanted: Sequence[Any] | None = None) -> dict[str, Any]:
     traces: list[list[dict[str, Any]]] = []
     for device in range(count if with_traces else 0):
         mapped = torch_snapshot.Mapped(
-            (run["address"], run["address"] + run["total_size"]) for run in runs[device]
+            (run["address"], run["address"] + run["size"]) for run in runs[device]
         )
         traces.append(torch_snapshot.trace(events, device, mapped, _History.skip))
     pass_on()
@@ -275,7 +275,7 @@ def _check_pool(device: int, pool: tuple[int, int], expected: set[int]) -> bool:
         for run in core().snapshot(_device(device))
         if tuple(run["pool"]) == tuple(pool)
         for block in run["blocks"]
-        if block["state"] == "active_allocated"
+        if block["state"] == "live"
     }
     return live == set(expected)
 

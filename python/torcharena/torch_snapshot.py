@@ -18,6 +18,11 @@ _STATES = {
     "pending": "active_pending_free",
     "free": "inactive",
 }
+_STATES = {
+    "live": "active_allocated",
+    "pending": "active_pending_free",
+    "free": "inactive",
+}
 _ACTIONS = {
     "alloc": "alloc",
     "free": "free_requested",
@@ -36,10 +41,10 @@ def segments(
         {
             "device": run["device"],
             "address": run["address"],
-            "total_size": run["total_size"],
-            "allocated_size": run["allocated_size"],
-            "active_size": run["active_size"],
-            "requested_size": run["requested_size"],
+            "total_size": run["size"],
+            "allocated_size": run["allocated"],
+            "active_size": run["active"],
+            "requested_size": run["requested"],
             "stream": run["stream"],
             "segment_type": "small" if run["small"] else "large",
             "segment_pool_id": tuple(run["pool"]),
@@ -49,8 +54,8 @@ def segments(
                 {
                     "address": block["address"],
                     "size": block["size"],
-                    "requested_size": block["requested_size"],
-                    "state": block["state"],
+                    "requested_size": block["requested"],
+                    "state": _STATES[block["state"]],
                     "frames": [],
                 }
                 for block in run["blocks"]

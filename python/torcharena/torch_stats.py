@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["nested"]
 
 _METRICS = ("current", "peak", "allocated", "freed")
-_POOLS = (("all", "all"), ("small_pool", "small"), ("large_pool", "large"))
+_POOLS = (("all", 0), ("small_pool", 1), ("large_pool", 2))  # places in the core's threes
 _NOTHING = (0, 0, 0, 0)
 
 
@@ -16,8 +16,8 @@ def _one(gauge: Sequence[int]) -> dict[str, int]:
     return dict(zip(_METRICS, gauge, strict=True))
 
 
-def _three(gauges: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
-    return {pool: _one(gauges[kind]) for pool, kind in _POOLS}
+def _three(gauges: Sequence[Sequence[int]]) -> dict[str, dict[str, int]]:
+    return {pool: _one(gauges[place]) for pool, place in _POOLS}
 
 
 def nested(raw: Mapping[str, Any], *, newer: bool = False) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def nested(raw: Mapping[str, Any], *, newer: bool = False) -> dict[str, Any]:
     return found
 
 
-def _split(gauge: Any) -> Mapping[str, Sequence[int]]:
+def _split(gauge: Sequence[Any]) -> Sequence[Sequence[int]]:
     """By pool where the core counts by pool. Where it counts the sum alone, pages pass from
     one kind to the other, and they stand under the large ones."""
-    if isinstance(gauge, Mapping):
+    if len(gauge) == 3:
         return gauge
-    return {"all": gauge, "small": _NOTHING, "large": gauge}
+    return gauge, _NOTHING, gauge

@@ -63,6 +63,7 @@ class FakeCore(ModuleType):
         self.is_created = False
         self.problem: str | None = None
         self.facts: dict[str, Any] = {
+            "reason": "",
             "driver_version": 13000,
             "devices": 2,
             "name": "Model 64",
@@ -137,6 +138,7 @@ class FakeCore(ModuleType):
                     "size": size,
                     "stream": stream,
                     "serial": 0,
+                    "free": 0,
                     "time_us": 1 + len(self.events),
                 }
             )
@@ -167,9 +169,7 @@ class FakeCore(ModuleType):
         return self.problem
 
     def probe(self, index: int) -> dict[str, Any]:
-        if self.problem is not None:
-            raise RuntimeError(self.problem)
-        return dict(self.facts)
+        return self.facts | {"reason": self.problem or ""}
 
     def torch_install(self) -> None:
         self.calls.append(("torch_install",))
@@ -199,7 +199,7 @@ class FakeCore(ModuleType):
         device = self.device(index)
         limit, source = self.limit(index)
         found: dict[str, Any] = {
-            name: {kind: gauge.tuple() for kind, gauge in kinds.items()}
+            name: tuple(gauge.tuple() for gauge in kinds.values())
             for name, kinds in device.gauges.items()
         }
         found |= {name: gauge.tuple() for name, gauge in device.sums.items()}
@@ -258,10 +258,10 @@ class FakeCore(ModuleType):
                 continue
             for address, (size, pages, stream) in sorted(device.blocks.items()):
                 used, whole = -(-size // 512) * 512, pages * PAGE
-                blocks = [(address, used, size, "active_allocated")]
+                blocks = [(address, used, size, "live")]
                 if used < whole:
-                    blocks.append((address + used, whole - used, 0, "inactive"))
-                keys = ("address", "size", "requested_size", "state")
+                    blocks.append((address + used, whole - used, 0, "free"))
+                keys = ("address", "size", "requested", "state")
                 runs.append(
                     {
                         "device": one,
@@ -269,10 +269,10 @@ class FakeCore(ModuleType):
                         "small": size <= SMALL_MAX,
                         "pool": (0, 0),
                         "address": address,
-                        "total_size": whole,
-                        "allocated_size": used,
-                        "active_size": used,
-                        "requested_size": size,
+                        "size": whole,
+                        "allocated": used,
+                        "active": used,
+                        "requested": size,
                         "page_bytes": PAGE,
                         "blocks": [
                             dict(zip(keys, block, strict=True)) for block in blocks

@@ -105,6 +105,14 @@ def test_without_vmm_it_raises_and_names_the_way_out(
     assert ("create", True, 0) in fake.calls and torcharena.enabled()
 
 
+def test_without_a_gpu_it_raises_and_says_why(fake: FakeCore, torch_: FakeTorch) -> None:
+    fake.problem = "libcuda.so.1 is not there"
+    for fallback in (False, True):
+        with pytest.raises(RuntimeError, match=r"no NVIDIA GPU.*libcuda.so.1 is not there"):
+            torcharena.enable(fallback=fallback)
+    assert not torcharena.enabled()
+
+
 def test_zero_is_a_cap_and_none_is_not(fake: FakeCore, torch_: FakeTorch) -> None:
     torcharena.enable(limit=0)
     assert torcharena.limit() == 0

@@ -218,7 +218,7 @@ def test_every_traced_address_was_mapped_then(seed: int, dropped: int) -> None:
         else:
             live.append(core.alloc(rng.randrange(1, 9 << 20)))
     events = core.history()[dropped:]
-    now = [(r["address"], r["address"] + r["total_size"]) for r in core.snapshot(0)]
+    now = [(r["address"], r["address"] + r["size"]) for r in core.snapshot(0)]
     entries = torch_snapshot.trace(events, 0, torch_snapshot.Mapped(now))
     assert len(entries) <= len(events)
     # Walk back from now, as the viewer does, and forth again.
