@@ -104,7 +104,7 @@ def extension(name: str, files: list[str], link: list[str], limited: bool) -> Ex
         define_macros=macros,
         extra_compile_args=COMPILE,
         extra_link_args=[*LINK, *link],
-        libraries=["pthread", "dl"],
+        libraries=["pthread", "dl", "m"],
         py_limited_api=limited,
         depends=sources("*/*.h", "*/*.inc"),
     )
@@ -125,7 +125,7 @@ def extensions() -> list[Extension]:
         extension(
             SIMULATED,
             simulated + sources("driver/sim*.c", "driver/oracle*.c"),
-            ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs"],
+            ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,defs"],
             limited=False,
         ),
     ]
