@@ -90,11 +90,11 @@ class Build(build_ext):
         super().run()
 
 
-CHECKS = [("TA_CHECKS", "1")] if os.environ.get("TORCHARENA_CHECKS") == "1" else []
+CHECKS = [("TA_CHECKING", "1")] if os.environ.get("TORCHARENA_CHECKS") == "1" else []
 
 
 def extension(name: str, files: list[str], link: list[str], limited: bool) -> Extension:
-    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None), *CHECKS]
+    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", ""), *CHECKS]
     if limited:
         macros.append(("Py_LIMITED_API", "0x030A0000"))
     return Extension(
@@ -104,7 +104,7 @@ def extension(name: str, files: list[str], link: list[str], limited: bool) -> Ex
         define_macros=macros,
         extra_compile_args=COMPILE,
         extra_link_args=[*LINK, *link],
-        libraries=["pthread", "dl"],
+        libraries=["pthread", "dl", "m"],
         py_limited_api=limited,
         depends=sources("*/*.h", "*/*.inc"),
     )
@@ -125,7 +125,7 @@ def extensions() -> list[Extension]:
         extension(
             SIMULATED,
             simulated + sources("driver/sim*.c", "driver/oracle*.c"),
-            ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs"],
+            ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,defs"],
             limited=False,
         ),
     ]

@@ -28,13 +28,15 @@ static const ta_cuda_calls *cu(void) { return ta_cuda_start(); }
 
 static bool known(int device) { return device >= 0 && device < TA_MAX_DEVICES; }
 
-static ta_status device_count(void *self, int *count) {
+static ta_status device_count(void *self, int *count)
+{
     (void)self;
     if (cu() == NULL) return TA_UNSUPPORTED;
     return ta_cuda_status(cu()->device_count(count));
 }
 
-static ta_status context_of(int device, CUcontext *context) {
+static ta_status context_of(int device, CUcontext *context)
+{
     if (cu() == NULL) return TA_UNSUPPORTED;
     if (!known(device)) return TA_INVALID;
     *context = atomic_load_explicit(&contexts[device], memory_order_acquire);
@@ -53,7 +55,8 @@ static ta_status context_of(int device, CUcontext *context) {
     return ta_cuda_status(result);
 }
 
-static ta_status enter(void *self, int device, uintptr_t saved[2]) {
+static ta_status enter(void *self, int device, uintptr_t saved[2])
+{
     (void)self;
     CUcontext context = NULL;
     ta_status status = context_of(device, &context);
@@ -71,7 +74,8 @@ static ta_status enter(void *self, int device, uintptr_t saved[2]) {
     return TA_OK;
 }
 
-static void leave(void *self, int device, const uintptr_t saved[2]) {
+static void leave(void *self, int device, const uintptr_t saved[2])
+{
     (void)self;
     (void)device;
     CUstreamCaptureMode mode = (CUstreamCaptureMode)saved[0];
@@ -80,7 +84,8 @@ static void leave(void *self, int device, const uintptr_t saved[2]) {
     cu()->pop(&popped);
 }
 
-static ta_status mem_info(void *self, int device, uint64_t *free_bytes, uint64_t *total) {
+static ta_status mem_info(void *self, int device, uint64_t *free_bytes, uint64_t *total)
+{
     (void)self;
     (void)device; /* the entered one */
     size_t available = 0;
@@ -91,18 +96,20 @@ static ta_status mem_info(void *self, int device, uint64_t *free_bytes, uint64_t
     return status;
 }
 
-static ta_status has_vmm(void *self, int device, bool *yes) {
+static ta_status has_vmm(void *self, int device, bool *yes)
+{
     (void)self;
     if (cu() == NULL) return TA_UNSUPPORTED;
     CUdevice handle = 0;
     CUresult result = cu()->device(&handle, device);
-    *yes = result == CUDA_SUCCESS && ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_VMM) != 0;
+    *yes =
+        result == CUDA_SUCCESS && ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_VMM) != 0;
     return ta_cuda_status(result);
 }
 
 /* What a page of the tier is made of. */
-static ta_status properties(int device, ta_tier tier,
-                            CUmemAllocationProp *prop) {
+static ta_status properties(int device, ta_tier tier, CUmemAllocationProp *prop)
+{
     if (cu() == NULL) return TA_UNSUPPORTED;
     if (!known(device)) return TA_INVALID;
     CUdevice handle = 0;
@@ -129,7 +136,8 @@ static ta_status properties(int device, ta_tier tier,
     return TA_OK;
 }
 
-static ta_status granularity(void *self, int device, ta_tier tier, uint64_t *bytes) {
+static ta_status granularity(void *self, int device, ta_tier tier, uint64_t *bytes)
+{
     (void)self;
     CUmemAllocationProp prop;
     ta_status status = properties(device, tier, &prop);
@@ -141,7 +149,8 @@ static ta_status granularity(void *self, int device, ta_tier tier, uint64_t *byt
     return ta_cuda_status(result);
 }
 
-static ta_status can_access_peer(void *self, int device, int peer, bool *yes) {
+static ta_status can_access_peer(void *self, int device, int peer, bool *yes)
+{
     (void)self;
     if (cu() == NULL) return TA_UNSUPPORTED;
     CUdevice from = 0;
@@ -154,7 +163,8 @@ static ta_status can_access_peer(void *self, int device, int peer, bool *yes) {
     return ta_cuda_status(result);
 }
 
-static ta_status reserve(void *self, uint64_t size, uint64_t align, uint64_t *addr) {
+static ta_status reserve(void *self, uint64_t size, uint64_t align, uint64_t *addr)
+{
     (void)self;
     CUdeviceptr start = 0;
     CUresult result = cu()->reserve(&start, size, align, 0, 0);
@@ -168,13 +178,15 @@ static ta_status reserve(void *self, uint64_t size, uint64_t align, uint64_t *ad
     return TA_OK;
 }
 
-static ta_status unreserve(void *self, uint64_t addr, uint64_t size) {
+static ta_status unreserve(void *self, uint64_t addr, uint64_t size)
+{
     (void)self;
     return ta_cuda_status(cu()->unreserve(addr, size));
 }
 
 static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
-                        ta_handle *handle) {
+                        ta_handle *handle)
+{
     (void)self;
     CUmemAllocationProp prop;
     ta_status status = properties(device, tier, &prop);
@@ -206,24 +218,28 @@ static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
     return TA_OK;
 }
 
-static ta_status release(void *self, ta_handle handle, uint64_t size) {
+static ta_status release(void *self, ta_handle handle, uint64_t size)
+{
     (void)self;
     (void)size;
     return ta_cuda_status(cu()->release(handle));
 }
 
-static ta_status map(void *self, uint64_t addr, uint64_t size, ta_handle handle) {
+static ta_status map(void *self, uint64_t addr, uint64_t size, ta_handle handle)
+{
     (void)self;
     return ta_cuda_status(cu()->map(addr, size, 0, handle, 0));
 }
 
-static ta_status unmap(void *self, uint64_t addr, uint64_t size) {
+static ta_status unmap(void *self, uint64_t addr, uint64_t size)
+{
     (void)self;
     return ta_cuda_status(cu()->unmap(addr, size));
 }
 
 static ta_status set_access(void *self, uint64_t addr, uint64_t size, const int *devices,
-                            int count) {
+                            int count)
+{
     (void)self;
     CUmemAccessDesc access[TA_MAX_DEVICES];
     if (count < 1 || count > TA_MAX_DEVICES) return TA_INVALID;
@@ -236,7 +252,8 @@ static ta_status set_access(void *self, uint64_t addr, uint64_t size, const int 
     return ta_cuda_status(cu()->set_access(addr, size, access, (size_t)count));
 }
 
-static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *addr) {
+static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *addr)
+{
     (void)self;
     (void)device; /* the entered one */
     CUdeviceptr start = 0;
@@ -245,13 +262,15 @@ static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *ad
     return ta_cuda_status(result);
 }
 
-static ta_status plain_free(void *self, int device, uint64_t addr) {
+static ta_status plain_free(void *self, int device, uint64_t addr)
+{
     (void)self;
     (void)device;
     return ta_cuda_status(cu()->free(addr));
 }
 
-static ta_status event_create(void *self, int device, ta_event *event) {
+static ta_status event_create(void *self, int device, ta_event *event)
+{
     (void)self;
     (void)device;
     CUevent made = NULL;
@@ -260,29 +279,33 @@ static ta_status event_create(void *self, int device, ta_event *event) {
     return ta_cuda_status(result);
 }
 
-static ta_status event_destroy(void *self, ta_event event) {
+static ta_status event_destroy(void *self, ta_event event)
+{
     (void)self;
     return ta_cuda_status(cu()->event_destroy((CUevent)(void *)event));
 }
 
-static ta_status event_record(void *self, ta_event event, int device, ta_stream stream) {
+static ta_status event_record(void *self, ta_event event, int device, ta_stream stream)
+{
     (void)self;
     (void)device;
-    return ta_cuda_status(
-        cu()->event_record((CUevent)(void *)event, (CUstream)stream));
+    return ta_cuda_status(cu()->event_record((CUevent)(void *)event, (CUstream)stream));
 }
 
-static ta_status event_query(void *self, ta_event event) {
+static ta_status event_query(void *self, ta_event event)
+{
     (void)self;
     return ta_cuda_status(cu()->event_query((CUevent)(void *)event));
 }
 
-static ta_status event_wait(void *self, ta_event event) {
+static ta_status event_wait(void *self, ta_event event)
+{
     (void)self;
     return ta_cuda_status(cu()->event_wait((CUevent)(void *)event));
 }
 
-static ta_status is_capturing(void *self, int device, ta_stream stream, bool *yes) {
+static ta_status is_capturing(void *self, int device, ta_stream stream, bool *yes)
+{
     (void)self;
     (void)device;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -297,7 +320,8 @@ static ta_status is_capturing(void *self, int device, ta_stream stream, bool *ye
     return ta_cuda_status(result);
 }
 
-static ta_status device_wait(void *self, int device) {
+static ta_status device_wait(void *self, int device)
+{
     (void)self;
     (void)device;
     return ta_cuda_status(cu()->synchronize());

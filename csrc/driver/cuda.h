@@ -21,7 +21,7 @@ typedef struct ta_cuda_facts {
     int driver_version; /* 13000 is CUDA 13.0 */
     int devices;        /* in the process's view */
     char name[256];
-    char uuid[48]; /* "GPU-...", or "MIG-..." */
+    char uuid[48];    /* "GPU-...", or "MIG-..." */
     int major, minor; /* compute capability */
     int multiprocessors;
     uint64_t total;       /* bytes of the card */

@@ -12,42 +12,43 @@
 #include "cuda.h"
 
 /* member, exported name; the type is that of cuda.h's function. */
-#define TA_CUDA_CALLS(X)                                                                    \
-    X(init, cuInit, "cuInit")                                                               \
-    X(driver_version, cuDriverGetVersion, "cuDriverGetVersion")                             \
-    X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                                   \
-    X(device, cuDeviceGet, "cuDeviceGet")                                                   \
-    X(attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")                              \
-    X(name, cuDeviceGetName, "cuDeviceGetName")                                             \
-    X(total, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                                       \
-    X(uuid, cuDeviceGetUuid, "cuDeviceGetUuid_v2")                                          \
-    X(can_access_peer, cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer")                      \
-    X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")                 \
-    X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")              \
-    X(push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                        \
-    X(pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                           \
-    X(synchronize, cuCtxSynchronize, "cuCtxSynchronize")                                    \
-    X(capture_mode, cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode") \
-    X(mem_info, cuMemGetInfo, "cuMemGetInfo_v2")                                            \
-    X(granularity, cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity")          \
-    X(reserve, cuMemAddressReserve, "cuMemAddressReserve")                                  \
-    X(unreserve, cuMemAddressFree, "cuMemAddressFree")                                      \
-    X(create, cuMemCreate, "cuMemCreate")                                                   \
-    X(release, cuMemRelease, "cuMemRelease")                                                \
-    X(map, cuMemMap, "cuMemMap")                                                            \
-    X(unmap, cuMemUnmap, "cuMemUnmap")                                                      \
-    X(set_access, cuMemSetAccess, "cuMemSetAccess")                                         \
-    X(alloc, cuMemAlloc, "cuMemAlloc_v2")                                                   \
-    X(free, cuMemFree, "cuMemFree_v2")                                                      \
-    X(event_create, cuEventCreate, "cuEventCreate")                                         \
-    X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                                   \
-    X(event_record, cuEventRecord, "cuEventRecord")                                         \
-    X(event_query, cuEventQuery, "cuEventQuery")                                            \
-    X(event_wait, cuEventSynchronize, "cuEventSynchronize")                                 \
+#define TA_CUDA_CALLS(X)                                                                 \
+    X(init, cuInit, "cuInit")                                                            \
+    X(driver_version, cuDriverGetVersion, "cuDriverGetVersion")                          \
+    X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                                \
+    X(device, cuDeviceGet, "cuDeviceGet")                                                \
+    X(attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")                           \
+    X(name, cuDeviceGetName, "cuDeviceGetName")                                          \
+    X(total, cuDeviceTotalMem, "cuDeviceTotalMem_v2")                                    \
+    X(uuid, cuDeviceGetUuid, "cuDeviceGetUuid_v2")                                       \
+    X(can_access_peer, cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer")                   \
+    X(primary_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")              \
+    X(primary_state, cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState")           \
+    X(push, cuCtxPushCurrent, "cuCtxPushCurrent_v2")                                     \
+    X(pop, cuCtxPopCurrent, "cuCtxPopCurrent_v2")                                        \
+    X(synchronize, cuCtxSynchronize, "cuCtxSynchronize")                                 \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode,                                   \
+      "cuThreadExchangeStreamCaptureMode")                                               \
+    X(mem_info, cuMemGetInfo, "cuMemGetInfo_v2")                                         \
+    X(granularity, cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity")       \
+    X(reserve, cuMemAddressReserve, "cuMemAddressReserve")                               \
+    X(unreserve, cuMemAddressFree, "cuMemAddressFree")                                   \
+    X(create, cuMemCreate, "cuMemCreate")                                                \
+    X(release, cuMemRelease, "cuMemRelease")                                             \
+    X(map, cuMemMap, "cuMemMap")                                                         \
+    X(unmap, cuMemUnmap, "cuMemUnmap")                                                   \
+    X(set_access, cuMemSetAccess, "cuMemSetAccess")                                      \
+    X(alloc, cuMemAlloc, "cuMemAlloc_v2")                                                \
+    X(free, cuMemFree, "cuMemFree_v2")                                                   \
+    X(event_create, cuEventCreate, "cuEventCreate")                                      \
+    X(event_destroy, cuEventDestroy, "cuEventDestroy_v2")                                \
+    X(event_record, cuEventRecord, "cuEventRecord")                                      \
+    X(event_query, cuEventQuery, "cuEventQuery")                                         \
+    X(event_wait, cuEventSynchronize, "cuEventSynchronize")                              \
     X(is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")
 
 typedef struct ta_cuda_calls {
-#define X(member, function, symbol) __typeof__(&function) member;
+#define X(member, function, symbol) __typeof__ (&(function))(member);
     TA_CUDA_CALLS(X)
 #undef X
 } ta_cuda_calls;

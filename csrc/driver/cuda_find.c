@@ -21,14 +21,16 @@ static char problem[512];
 static atomic_int last_error;
 
 /* A function pointer from dlsym, without a cast that ISO C forbids. */
-static bool look_up(void *library, const char *symbol, void *slot, size_t size) {
+static bool look_up(void *library, const char *symbol, void *slot, size_t size)
+{
     void *address = dlsym(RTLD_DEFAULT, symbol);
     if (address == NULL && library != NULL) address = dlsym(library, symbol);
     memcpy(slot, &address, size);
     return address != NULL;
 }
 
-static void find(void) {
+static void find(void)
+{
     void *library = NULL;
     if (dlsym(RTLD_DEFAULT, "cuInit") == NULL) {
         library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -41,41 +43,46 @@ static void find(void) {
     } else {
         library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     }
-#define X(member, function, symbol)                                                         \
-    if (!look_up(library, symbol, &calls.member, sizeof calls.member)) {                    \
-        snprintf(problem, sizeof problem, "the CUDA driver has no %s: it is too old",       \
-                 symbol);                                                                   \
-        return;                                                                             \
+#define X(member, function, symbol)                                                      \
+    if (!look_up(library, symbol, &calls.member, sizeof calls.member)) {                 \
+        snprintf(problem, sizeof problem, "the CUDA driver has no %s: it is too old",    \
+                 symbol);                                                                \
+        return;                                                                          \
     }
     TA_CUDA_CALLS(X)
 #undef X
     found = true;
 }
 
-static void start(void) {
+static void start(void)
+{
     pthread_once(&found_once, find);
     if (!found) return;
     CUresult result = calls.init(0);
     if (result == CUDA_SUCCESS)
         started = true;
     else
-        snprintf(problem, sizeof problem, "the CUDA driver does not start: %s (cuInit: %d)",
+        snprintf(problem, sizeof problem,
+                 "the CUDA driver does not start: %s (cuInit: %d)",
                  result == CUDA_ERROR_NO_DEVICE ? "no GPU" : "error", (int)result);
 }
 
-const ta_cuda_calls *ta_cuda_start(void) {
+const ta_cuda_calls *ta_cuda_start(void)
+{
     pthread_once(&start_once, start);
     return started ? &calls : NULL;
 }
 
-const char *ta_cuda_problem(void) {
+const char *ta_cuda_problem(void)
+{
     pthread_once(&found_once, find);
     return problem;
 }
 
 int ta_cuda_last_error(void) { return atomic_load(&last_error); }
 
-ta_status ta_cuda_status(CUresult result) {
+ta_status ta_cuda_status(CUresult result)
+{
     switch (result) {
     case CUDA_SUCCESS:
         return TA_OK;
@@ -101,7 +108,8 @@ ta_status ta_cuda_status(CUresult result) {
     }
 }
 
-int ta_cuda_attribute(const ta_cuda_calls *cu, CUdevice device, int attribute) {
+int ta_cuda_attribute(const ta_cuda_calls *cu, CUdevice device, int attribute)
+{
     int value = 0;
     if (cu->attribute(&value, (CUdevice_attribute)attribute, device) != CUDA_SUCCESS)
         return 0;

@@ -9,25 +9,29 @@
 #include <string.h>
 
 /* Windows' Linux has the paravirtual GPU device; the kernel names itself too. */
-static bool in_wsl2(void) {
+static bool in_wsl2(void)
+{
     FILE *file = fopen("/proc/sys/kernel/osrelease", "r");
     if (file == NULL) return false;
     char line[256] = "";
     bool read = fgets(line, sizeof line, file) != NULL;
     fclose(file);
-    return read && (strstr(line, "microsoft") != NULL || strstr(line, "Microsoft") != NULL);
+    return read &&
+           (strstr(line, "microsoft") != NULL || strstr(line, "Microsoft") != NULL);
 }
 
-static void write_uuid(const CUuuid *uuid, bool mig, char *text, size_t capacity) {
+static void write_uuid(const CUuuid *uuid, bool mig, char *text, size_t capacity)
+{
     unsigned char b[16];
     memcpy(b, uuid->bytes, sizeof b);
     snprintf(text, capacity,
              "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             mig ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9],
-             b[10], b[11], b[12], b[13], b[14], b[15]);
+             mig ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8],
+             b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-static void probe_memory(const ta_cuda_calls *cu, CUdevice handle, ta_cuda_facts *facts) {
+static void probe_memory(const ta_cuda_calls *cu, CUdevice handle, ta_cuda_facts *facts)
+{
     facts->vmm = ta_cuda_attribute(cu, handle, TA_ATTRIBUTE_VMM) != 0;
     facts->rdma = ta_cuda_attribute(cu, handle, TA_ATTRIBUTE_RDMA_WITH_VMM) != 0;
     int node = 0;
@@ -49,7 +53,8 @@ static void probe_memory(const ta_cuda_calls *cu, CUdevice handle, ta_cuda_facts
         facts->granularity = bytes;
 }
 
-ta_status ta_cuda_probe(int device, ta_cuda_facts *facts) {
+ta_status ta_cuda_probe(int device, ta_cuda_facts *facts)
+{
     memset(facts, 0, sizeof *facts);
     const ta_cuda_calls *cu = ta_cuda_start();
     if (cu == NULL) return TA_UNSUPPORTED;

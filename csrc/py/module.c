@@ -4,8 +4,14 @@
  * by topic; _core.pyi says what each takes and gives. */
 #include "convert.h"
 
-#define NONE(name, text) {#name, ta_py_##name, METH_NOARGS, text}
-#define SOME(name, text) {#name, ta_py_##name, METH_VARARGS, text}
+#define NONE(name, text)                                                                 \
+    {                                                                                    \
+#name, ta_py_##name, METH_NOARGS, text                                           \
+    }
+#define SOME(name, text)                                                                 \
+    {                                                                                    \
+#name, ta_py_##name, METH_VARARGS, text                                          \
+    }
 static PyMethodDef methods[] = {
     /* setup.c */
     NONE(hooks, "hooks() -> dict: addresses of the functions for torch, by hook."),
@@ -18,7 +24,8 @@ static PyMethodDef methods[] = {
     NONE(driver_problem, "driver_problem() -> str | None: why there is no driver."),
     NONE(torch_install, "torch_install(): complete the allocator object of torch."),
     NONE(torch_status, "torch_status() -> dict: what was found of torch, by item."),
-    NONE(messages, "messages() -> list[str]: what C code had to say since the last call."),
+    NONE(messages,
+         "messages() -> list[str]: what C code had to say since the last call."),
     /* numbers.c */
     SOME(set_limit, "set_limit(device, source, bytes | None)"),
     SOME(limit, "limit(device) -> (bytes | None, source)"),
@@ -45,12 +52,19 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "torcharena._core",
-    "The allocator's C core. Internal: use torcharena.", -1, methods,
-    NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    "torcharena._core",
+    "The allocator's C core. Internal: use torcharena.",
+    -1,
+    methods,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
 };
 
-PyMODINIT_FUNC PyInit__core(void) {
+PyMODINIT_FUNC PyInit__core(void)
+{
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     PyObject *error = ta_error_class();

@@ -3,6 +3,7 @@
  * One recording and one history a process; the lock guards both. It is taken without the
  * GIL, and Python is not called while it is held. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,12 +17,13 @@ static ta_recorder *recorder;
 static ta_history *history;
 
 static ta_status start_recording(ta_allocator *allocator, const char *path,
-                                 uint64_t page_bytes, char *error) {
+                                 uint64_t page_bytes, char *error)
+{
     ta_record_options options = {.page_bytes = page_bytes};
     pthread_mutex_lock(&lock);
     ta_status status = TA_INVALID;
     if (recorder != NULL)
-        strcpy(error, "a recording is under way");
+        snprintf(error, TA_RECORD_ERROR, "a recording is under way");
     else
         status = ta_record_start(allocator, path, &options, &recorder, error);
     if (status != TA_OK && status != TA_INVALID) recorder = NULL;
@@ -29,10 +31,12 @@ static ta_status start_recording(ta_allocator *allocator, const char *path,
     return status;
 }
 
-PyObject *ta_py_record_start(PyObject *self, PyObject *args) {
+PyObject *ta_py_record_start(PyObject *self, PyObject *args)
+{
     (void)self;
     PyObject *path = NULL;
-    if (!PyArg_ParseTuple(args, "O&:record_start", PyUnicode_FSConverter, &path)) return NULL;
+    if (!PyArg_ParseTuple(args, "O&:record_start", PyUnicode_FSConverter, &path))
+        return NULL;
     ta_allocator *allocator = ta_need_allocator();
     const char *name = PyBytes_AsString(path);
     if (allocator == NULL || name == NULL) {
@@ -41,64 +45,60 @@ PyObject *ta_py_record_start(PyObject *self, PyObject *args) {
     }
     char error[TA_RECORD_ERROR] = "";
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS
-    ta_stats stats;
+    Py_BEGIN_ALLOW_THREADS ta_stats stats;
     ta_get_stats(allocator, 0, &stats);
     status = start_recording(allocator, name, stats.page_bytes, error);
-    Py_END_ALLOW_THREADS
-    Py_DECREF(path);
+    Py_END_ALLOW_THREADS Py_DECREF(path);
     if (status != TA_OK) return ta_raise(status, error);
     Py_RETURN_NONE;
 }
 
-PyObject *ta_py_record_stop(PyObject *self, PyObject *args) {
+PyObject *ta_py_record_stop(PyObject *self, PyObject *args)
+{
     (void)self;
     (void)args;
     ta_record_result result;
     memset(&result, 0, sizeof result);
     ta_status status = TA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
     ta_recorder *running = recorder;
     recorder = NULL;
     pthread_mutex_unlock(&lock);
     if (running != NULL) status = ta_record_stop(running, &result);
-    Py_END_ALLOW_THREADS
-    if (status != TA_OK && status != TA_FORKED) return ta_raise(status, result.error);
+    Py_END_ALLOW_THREADS if (status != TA_OK &&
+                             status != TA_FORKED) return ta_raise(status, result.error);
     return Py_BuildValue("{s:K,s:K}", "lines", (unsigned long long)result.lines, "bytes",
                          (unsigned long long)result.bytes);
 }
 
 /* --- the memory history -------------------------------------------------------------- */
-PyObject *ta_py_history_start(PyObject *self, PyObject *args) {
+PyObject *ta_py_history_start(PyObject *self, PyObject *args)
+{
     (void)self;
     unsigned long long limit = 0;
     if (!PyArg_ParseTuple(args, "K:history_start", &limit)) return NULL;
     ta_allocator *allocator = ta_need_allocator();
     if (allocator == NULL) return NULL;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
     if (history != NULL)
         status = ta_history_set_limit(history, limit);
     else
         status = ta_history_start(allocator, limit, &history);
     pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS
-    return ta_none_or_raise(status);
+    Py_END_ALLOW_THREADS return ta_none_or_raise(status);
 }
 
-PyObject *ta_py_history_stop(PyObject *self, PyObject *args) {
+PyObject *ta_py_history_stop(PyObject *self, PyObject *args)
+{
     (void)self;
     (void)args;
     ta_status status = TA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
     if (history != NULL) status = ta_history_stop(history);
     history = NULL;
     pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS
-    return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
+    Py_END_ALLOW_THREADS return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
 }
 
 static const char *const kinds[] = {
@@ -112,8 +112,10 @@ static const char *const kinds[] = {
     [TA_EVENT_MARK] = "mark",
 };
 
-static PyObject *event_object(const ta_history_entry *e) {
-    const char *kind = e->kind < sizeof kinds / sizeof kinds[0] ? kinds[e->kind] : "unknown";
+static PyObject *event_object(const ta_history_entry *e)
+{
+    const char *kind =
+        e->kind < sizeof kinds / sizeof kinds[0] ? kinds[e->kind] : "unknown";
     /* For a refusal the address is the number of bytes that were free. */
     return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:L}", "kind", kind, "device",
                          (int)e->device, "address", (unsigned long long)e->addr, "size",
@@ -125,7 +127,8 @@ static PyObject *event_object(const ta_history_entry *e) {
 }
 
 /* The events, in memory of our own; *count of them. NULL with *count > 0: no memory. */
-static ta_history_entry *copy_history(size_t *count) {
+static ta_history_entry *copy_history(size_t *count)
+{
     ta_history_entry *entries = NULL;
     pthread_mutex_lock(&lock);
     ta_history_counts counts;
@@ -138,33 +141,35 @@ static ta_history_entry *copy_history(size_t *count) {
     return entries;
 }
 
-PyObject *ta_py_history(PyObject *self, PyObject *args) {
+PyObject *ta_py_history(PyObject *self, PyObject *args)
+{
     (void)self;
     (void)args;
     size_t count = 0;
     ta_history_entry *entries;
-    Py_BEGIN_ALLOW_THREADS
-    entries = copy_history(&count);
-    Py_END_ALLOW_THREADS
-    if (entries == NULL && count > 0) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS entries = copy_history(&count);
+    Py_END_ALLOW_THREADS if (entries == NULL && count > 0) return PyErr_NoMemory();
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
         PyObject *event = event_object(&entries[i]);
-        if (event == NULL || PyList_SetItem(list, (Py_ssize_t)i, event) < 0) Py_CLEAR(list);
+        if (event == NULL || PyList_SetItem(list, (Py_ssize_t)i, event) < 0)
+            Py_CLEAR(list);
     }
     free(entries);
     return list;
 }
 
 /* --- replays --------------------------------------------------------------------------- */
-static PyObject *step_object(const ta_replay_step *s) {
+static PyObject *step_object(const ta_replay_step *s)
+{
     return Py_BuildValue("{s:K,s:K,s:K,s:d}", "page_moves",
                          (unsigned long long)s->page_moves, "waits",
                          (unsigned long long)s->waits, "driver_calls",
                          (unsigned long long)s->driver_calls, "driver_us", s->driver_us);
 }
 
-static PyObject *figures(const ta_replay_result *r) {
+static PyObject *figures(const ta_replay_result *r)
+{
     PyObject *dict = PyDict_New();
     if (dict == NULL) return NULL;
     if (ta_put_u64(dict, "events", r->events) &&
@@ -194,7 +199,8 @@ static PyObject *figures(const ta_replay_result *r) {
 }
 
 /* ValueError(line, reason) for a malformed text. */
-static PyObject *malformed(const ta_trace_error *error) {
+static PyObject *malformed(const ta_trace_error *error)
+{
     PyObject *arguments =
         Py_BuildValue("(Ks)", (unsigned long long)error->line, error->reason);
     if (arguments != NULL) PyErr_SetObject(PyExc_ValueError, arguments);
@@ -202,7 +208,8 @@ static PyObject *malformed(const ta_trace_error *error) {
     return NULL;
 }
 
-PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names) {
+PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
+{
     (void)self;
     static char *keywords[] = {"text",          "limit",       "limit_ratio",
                                "page_bytes",    "null_driver", "check",
@@ -233,10 +240,9 @@ PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names) {
     ta_trace_error error;
     memset(&error, 0, sizeof error);
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = ta_replay_text(text, (size_t)length, &options, result, &error);
-    Py_END_ALLOW_THREADS
-    PyObject *answer;
+    Py_BEGIN_ALLOW_THREADS status =
+        ta_replay_text(text, (size_t)length, &options, result, &error);
+    Py_END_ALLOW_THREADS PyObject *answer;
     if (status == TA_OK)
         answer = figures(result);
     else if (status == TA_INVALID && error.reason[0] != '\0')

@@ -6,7 +6,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
-int ta_find(const char *library, const char *symbol, void *slot) {
+int ta_find(const char *library, const char *symbol, void *slot)
+{
     void *address = dlsym(RTLD_DEFAULT, symbol);
     if (address == NULL && library != NULL) {
         void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);

@@ -21,31 +21,37 @@ typedef struct cxx_function {
     bool (*invoker)(const void *callable, ta_stream *stream);
 } cxx_function;
 
-static bool accept(void *context, ta_stream stream) {
+static bool accept(void *context, ta_stream stream)
+{
     cxx_function *filter = context;
     if (filter->invoker == NULL) return true; /* an empty function: everything */
     return filter->invoker(filter->callable, &stream);
 }
 
-static void destroy(cxx_function *filter) {
+static void destroy(cxx_function *filter)
+{
     if (filter == NULL) return;
-    if (filter->manager != NULL) filter->manager(filter->callable, filter->callable, DESTROY);
+    if (filter->manager != NULL)
+        filter->manager(filter->callable, filter->callable, DESTROY);
     free(filter);
 }
 
-static void refuse(const char *what, int device, ta_status status) {
+static void refuse(const char *what, int device, ta_status status)
+{
     char text[256];
-    snprintf(text, sizeof text, "torcharena: %s of a CUDA graph's pool on GPU %d: %s", what,
-             device, ta_status_text(status));
+    snprintf(text, sizeof text, "torcharena: %s of a CUDA graph's pool on GPU %d: %s",
+             what, device, ta_status_text(status));
     ta_throw_error(text);
 }
 
 /* A status that the process's end or a fork explains: nothing to report. */
-static bool excused(ta_status status) {
+static bool excused(ta_status status)
+{
     return status == TA_OK || status == TA_GONE || status == TA_FORKED;
 }
 
-void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter) {
+void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter)
+{
     ta_allocator *allocator = ta_process_allocator();
     if (allocator == NULL) return;
     cxx_function *clone = calloc(1, sizeof *clone);
@@ -66,7 +72,8 @@ void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter) {
     refuse("the beginning", device, status);
 }
 
-void ta_torch_pool_end(int device, ta_mempool_id id) {
+void ta_torch_pool_end(int device, ta_mempool_id id)
+{
     ta_allocator *allocator = ta_process_allocator();
     if (allocator == NULL) return;
     void *context = NULL;
@@ -76,7 +83,8 @@ void ta_torch_pool_end(int device, ta_mempool_id id) {
     if (!excused(status)) refuse("the end", device, status);
 }
 
-void ta_torch_pool_release(int device, ta_mempool_id id) {
+void ta_torch_pool_release(int device, ta_mempool_id id)
+{
     ta_allocator *allocator = ta_process_allocator();
     if (allocator == NULL) return;
     ta_pool_id pool = {id.a, id.b};

@@ -18,16 +18,19 @@ static pthread_mutex_t create_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(ta_allocator *) current;
 static atomic_int creator; /* process id; 0 before */
 
-ta_allocator *ta_process_allocator(void) {
+ta_allocator *ta_process_allocator(void)
+{
     return atomic_load_explicit(&current, memory_order_acquire);
 }
 
-bool ta_process_forked(void) {
+bool ta_process_forked(void)
+{
     int pid = atomic_load(&creator);
     return pid != 0 && pid != (int)getpid();
 }
 
-ta_status ta_process_create(const ta_config *config) {
+ta_status ta_process_create(const ta_config *config)
+{
     if (ta_process_forked()) return TA_FORKED;
     pthread_mutex_lock(&create_lock);
     ta_status status = TA_INVALID;
@@ -50,7 +53,8 @@ static pthread_mutex_t say_lock = PTHREAD_MUTEX_INITIALIZER;
 static char texts[ROOM][LENGTH];
 static unsigned said, taken, lost;
 
-void ta_say(const char *format, ...) {
+void ta_say(const char *format, ...)
+{
     char text[LENGTH];
     va_list arguments;
     va_start(arguments, format);
@@ -67,7 +71,8 @@ void ta_say(const char *format, ...) {
     pthread_mutex_unlock(&say_lock);
 }
 
-int ta_next_message(char *text, size_t capacity) {
+int ta_next_message(char *text, size_t capacity)
+{
     int length = -1;
     pthread_mutex_lock(&say_lock);
     if (taken != said) {

@@ -31,7 +31,8 @@ static struct {
     void *(*handle)(const torch_stream *stream);
 } torch;
 
-static bool ready(void) {
+static bool ready(void)
+{
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&lock);
     if (torch.current == NULL || torch.handle == NULL) {
@@ -43,18 +44,21 @@ static bool ready(void) {
     return found;
 }
 
-const char *ta_streams_status(void) {
-    return ready() ? "ok"
-                   : "no c10::cuda::getCurrentCUDAStream: an event is recorded at every free "
-                     "on streams other than the default one";
+const char *ta_streams_status(void)
+{
+    return ready()
+               ? "ok"
+               : "no c10::cuda::getCurrentCUDAStream: an event is recorded at every free "
+                 "on streams other than the default one";
 }
 
 static bool in_pool(int64_t id) { return (id & 1) != 0; }
 
-bool ta_torch_owns_stream(void *context, int device, ta_stream stream) {
+bool ta_torch_owns_stream(void *context, int device, ta_stream stream)
+{
     (void)context;
     uintptr_t handle = (uintptr_t)stream;
-    if (handle <= 1) return true; /* the legacy default stream */
+    if (handle <= 1) return true;  /* the legacy default stream */
     if (handle == 2) return false; /* the per-thread one ends with its thread */
     if (device < 0 || device > INT8_MAX || !ready()) return false;
     torch_stream current = torch.current((int8_t)device);
@@ -71,4 +75,9 @@ bool ta_torch_owns_stream(void *context, int device, ta_stream stream) {
         }
     }
     return false;
+}
+
+bool ta_test_owns_stream(int device, ta_stream stream)
+{
+    return ta_torch_owns_stream(NULL, device, stream);
 }

@@ -48,14 +48,16 @@ static struct {
     const char *missing; /* for out of memory; NULL: nothing */
 } cxx;
 
-static void find_all(void) {
+static void find_all(void)
+{
     static const char runtime[] = "libstdc++.so.6";
     cxx.missing = NULL;
     ta_find("libc10.so", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_", &cxx.check_fail);
-#define NEED(library, symbol, slot)                                                         \
-    if (!ta_find(library, symbol, &(slot))) {                                               \
-        cxx.missing = "no " symbol ": out of memory is a RuntimeError with the same text";  \
-        return;                                                                             \
+#define NEED(library, symbol, slot)                                                      \
+    if (!ta_find(library, symbol, &(slot))) {                                            \
+        cxx.missing =                                                                    \
+            "no " symbol ": out of memory is a RuntimeError with the same text";         \
+        return;                                                                          \
     }
     NEED(runtime, "__cxa_allocate_exception", cxx.allocate_exception)
     NEED(runtime, "__cxa_free_exception", cxx.free_exception)
@@ -73,7 +75,8 @@ static void find_all(void) {
 }
 
 /* Looked for anew until torch is there: the library may be loaded before it. */
-static bool ready(void) {
+static bool ready(void)
+{
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static bool complete;
     pthread_mutex_lock(&lock);
@@ -86,18 +89,20 @@ static bool ready(void) {
     return found;
 }
 
-const char *ta_throw_status(void) {
+const char *ta_throw_status(void)
+{
     ready();
     return cxx.missing != NULL ? cxx.missing : "ok";
 }
 
-void ta_throw_error(const char *text) {
+void ta_throw_error(const char *text)
+{
     ready();
-    if (cxx.check_fail != NULL)
-        cxx.check_fail("alloc", "torcharena", 0, text);
+    if (cxx.check_fail != NULL) cxx.check_fail("alloc", "torcharena", 0, text);
 }
 
-void ta_throw_out_of_memory(const char *text) {
+void ta_throw_out_of_memory(const char *text)
+{
     if (!ready()) {
         ta_throw_error(text);
         return;
@@ -124,7 +129,8 @@ void ta_throw_out_of_memory(const char *text) {
     cxx.throw_it(object, cxx.type, destructor);
 }
 
-void ta_test_throw_out_of_memory(void) {
+void ta_test_throw_out_of_memory(void)
+{
     ta_throw_out_of_memory("CUDA out of memory. Tried to allocate 20.00 MiB. (a test)");
 }
 

@@ -42,6 +42,8 @@ TA_API void ta_test_throw_error(void);
  * pool. False also where that cannot be known. */
 bool ta_torch_owns_stream(void *context, int device, ta_stream stream);
 
+TA_API bool ta_test_owns_stream(int device, ta_stream stream);
+
 /* --- virtual functions that have no hook ------------------------------------------------ */
 /* Replaces them in the allocator object that torch uses now. Once is enough; again does
  * nothing. Comes after change_current_allocator; the init hook calls it. */

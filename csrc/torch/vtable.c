@@ -26,7 +26,8 @@
 #define CLASS_NAME "5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
 #define DEVICE_TO_DEVICE 3 /* cudaMemcpyDeviceToDevice */
 
-typedef int copy_function(void *to, const void *from, size_t count, int kind, void *stream);
+typedef int copy_function(void *to, const void *from, size_t count, int kind,
+                          void *stream);
 typedef int copy_peer_function(void *to, int to_device, const void *from, int from_device,
                                size_t count, void *stream);
 static copy_function *copy;
@@ -39,7 +40,8 @@ static const char *status[TA_TORCH_ITEMS] = {
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-const char *ta_vtable_status(int item) {
+const char *ta_vtable_status(int item)
+{
     pthread_mutex_lock(&lock);
     const char *text = status[item];
     pthread_mutex_unlock(&lock);
@@ -47,7 +49,8 @@ const char *ta_vtable_status(int item) {
 }
 
 /* The largest request that could be met now: what is idle, and what may still be backed. */
-static void cache_info(void *object, int8_t device, size_t *largest) {
+static void cache_info(void *object, int8_t device, size_t *largest)
+{
     (void)object;
     ta_allocator *allocator = ta_process_allocator();
     if (allocator == NULL || largest == NULL) return;
@@ -66,14 +69,16 @@ static void cache_info(void *object, int8_t device, size_t *largest) {
 
 /* Returns a cudaError_t. */
 static int memcpy_async(void *object, void *to, int to_device, const void *from,
-                        int from_device, size_t count, void *stream, bool reachable) {
+                        int from_device, size_t count, void *stream, bool reachable)
+{
     (void)object;
     if (reachable || to_device == from_device)
         return copy(to, from, count, DEVICE_TO_DEVICE, stream);
     return copy_peer(to, to_device, from, from_device, count, stream);
 }
 
-static bool find_copies(void) {
+static bool find_copies(void)
+{
     static const char *const runtimes[] = {"libcudart.so.13", "libcudart.so.12"};
     for (size_t i = 0; i < sizeof runtimes / sizeof runtimes[0]; i++) {
         if (ta_find(runtimes[i], "cudaMemcpyAsync", &copy) &&
@@ -85,7 +90,8 @@ static bool find_copies(void) {
 
 /* The class's vtable: how many words it has, the two before its functions included; 0 where
  * the object is of another class. */
-static size_t vtable_words(void *const *functions) {
+static size_t vtable_words(void *const *functions)
+{
     void **symbol = NULL;
     if (!ta_find("libtorch_cuda.so", "_ZTVN" CLASS_NAME "E", &symbol)) return 0;
     if (functions != symbol + 2) return 0;
@@ -99,7 +105,8 @@ static size_t vtable_words(void *const *functions) {
 
 /* Exchanges one function that must be in the table exactly once. */
 static const char *exchange(void **words, size_t count, const char *symbol,
-                            const void *replacement) {
+                            const void *replacement)
+{
     void *original = NULL;
     if (!ta_find("libtorch_cuda.so", symbol, &original))
         return "torch does not export it; torch's own stays";
@@ -115,10 +122,12 @@ static const char *exchange(void **words, size_t count, const char *symbol,
     return "ok";
 }
 
-static void install(void) {
+static void install(void)
+{
     void ***object = NULL;
     void *holder = NULL;
-    if (!ta_find("libc10_cuda.so", "_ZN3c104cuda20CUDACachingAllocator9allocatorE", &holder)) {
+    if (!ta_find("libc10_cuda.so", "_ZN3c104cuda20CUDACachingAllocator9allocatorE",
+                 &holder)) {
         status[TA_TORCH_CACHE_INFO] = status[TA_TORCH_MEMCPY] =
             "torch does not export its allocator";
         return;
@@ -132,8 +141,9 @@ static void install(void) {
         return;
     }
     memcpy(words, *object - 2, count * sizeof *words);
-    status[TA_TORCH_CACHE_INFO] = exchange(words, count, "_ZN" CLASS_NAME "9cacheInfoEaPm",
-                                           (const void *)(uintptr_t)cache_info);
+    status[TA_TORCH_CACHE_INFO] =
+        exchange(words, count, "_ZN" CLASS_NAME "9cacheInfoEaPm",
+                 (const void *)(uintptr_t)cache_info);
     status[TA_TORCH_MEMCPY] =
         find_copies()
             ? exchange(words, count,
@@ -143,7 +153,8 @@ static void install(void) {
     *object = words + 2; /* lives as long as the object: for ever */
 }
 
-void ta_vtable_install(void) {
+void ta_vtable_install(void)
+{
     static bool installed;
     pthread_mutex_lock(&lock);
     if (!installed) {
