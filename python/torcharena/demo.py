@@ -86,7 +86,14 @@ def _run(
     advance: Callable[[int, str], None],
 ) -> dict[str, Any]:
     """One child; its last line of JSON. Raises Failed."""
-    command = [sys.executable, "-m", "torcharena.demo_train", allocator, str(steps), str(cap)]
+    command = [
+        sys.executable,
+        "-m",
+        "torcharena.demo_train",
+        allocator,
+        str(steps),
+        str(cap),
+    ]
     environment = {
         k: v
         for k, v in os.environ.items()
