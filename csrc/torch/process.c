@@ -9,14 +9,12 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../driver/cuda.h"
 #include "torch.h"
 
 static pthread_mutex_t create_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(ta_allocator *) current;
-static atomic_int creator; /* process id; 0 before */
 
 ta_allocator *ta_process_allocator(void)
 {
@@ -39,7 +37,6 @@ ta_status ta_process_create(const ta_config *config)
         status = ta_allocator_create(ta_cuda_driver(), config, &made);
     if (status == TA_OK) {
         ta_set_stream_owner(made, ta_torch_owns_stream, NULL);
-        atomic_store(&creator, (int)getpid());
         atomic_store_explicit(&current, made, memory_order_release);
     }
     pthread_mutex_unlock(&create_lock);

@@ -7,6 +7,7 @@ program would, after torcharena.enable()."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -22,6 +23,7 @@ import torcharena
 REAL = "libcuda.so.1" not in os.environ.get("LD_PRELOAD", "")
 GIB = 1 << 30
 MIB = 1 << 20
+_watched = False
 
 
 def driver_work() -> dict[str, int]:
@@ -31,6 +33,28 @@ def driver_work() -> dict[str, int]:
         kind: stats[f"driver_calls.{kind}"]
         for kind in ("create", "release", "map", "unmap")
     }
+
+
+def watch() -> None:
+    """On the simulated GPU the oracle judges every reuse from now on."""
+    global _watched
+    if REAL or _watched:
+        return
+    _watched = True
+    core, gpu = libraries()
+    core.ta_process_allocator.restype = ctypes.c_void_p
+    gpu.ta_simcuda_machine.restype = ctypes.c_void_p
+    machine = ctypes.c_void_p(gpu.ta_simcuda_machine())
+    allocator = ctypes.c_void_p(core.ta_process_allocator())
+    assert machine and allocator
+    assert core.ta_add_observer(allocator, gpu.ta_simcuda_observe, machine) == 0
+
+
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """The C core and the simulated GPU."""
+    from torcharena import _core
+
+    return ctypes.CDLL(_core.library_path()), ctypes.CDLL(None)
 
 
 def sums_to(tensor: torch.Tensor, wanted: float) -> None:
@@ -44,6 +68,11 @@ def assert_sound() -> None:
     torch.cuda.synchronize()
     wrong = _core.check()
     assert wrong is None, wrong
+    if not REAL:
+        gpu = libraries()[1]
+        gpu.ta_simcuda_violation.restype = ctypes.c_char_p
+        broken = gpu.ta_simcuda_violation(None)
+        assert broken is None, broken.decode()
 
 
 # --- out of memory -----------------------------------------------------------------------
@@ -287,6 +316,7 @@ def g6_twice() -> None:
 def record_stream() -> None:
     """Bytes used by a slow stream are not given to another before it has passed."""
     torcharena.enable()
+    watch()
     side = torch.cuda.Stream()
     wrong = 0
     for round_ in range(50):
@@ -313,11 +343,8 @@ def record_stream() -> None:
 def own_stream() -> None:
     """torch's streams are known for torch's; one that others own may be destroyed."""
     torcharena.enable()
-    import ctypes
-
-    from torcharena import _core
-
-    library = ctypes.CDLL(_core.library_path())
+    watch()
+    library = libraries()[0]
     library.ta_test_owns_stream.restype = ctypes.c_bool
     library.ta_test_owns_stream.argtypes = [ctypes.c_int, ctypes.c_void_p]
     owns = library.ta_test_owns_stream
@@ -347,6 +374,7 @@ def own_stream() -> None:
 def graph_replay(times: str = "1000") -> None:
     """A captured graph gives right results between other allocations."""
     torcharena.enable(limit="2GiB")
+    watch()
     torch.manual_seed(0)
     x = torch.zeros(512, 512, device="cuda")
     weight = torch.randn(512, 512, device="cuda") / 23
@@ -390,6 +418,7 @@ def graph_replay(times: str = "1000") -> None:
 def warm_loop() -> None:
     """A loop of fixed shapes makes no driver call that maps once it is warm."""
     torcharena.enable()
+    watch()
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *[
@@ -415,6 +444,7 @@ def warm_loop() -> None:
 def two_gpus() -> None:
     """Copies between devices, and memory freed while the other device is current."""
     torcharena.enable()
+    watch()
     for size in (1000, 8 * MIB, 64 * MIB):
         a = torch.arange(size, dtype=torch.int32, device="cuda:0")
         b = a.to("cuda:1")
@@ -451,6 +481,14 @@ CASES: dict[str, Callable[..., None]] = {
         two_gpus,
     )
 }
+
+def together(*names: str) -> None:
+    """Several cases in one process: those that enable in the same way."""
+    for name in names:
+        CASES[name]()
+
+
+CASES["together"] = together
 
 if __name__ == "__main__":
     CASES[sys.argv[1]](*sys.argv[2:])
