@@ -51,6 +51,7 @@ class _State:
     asked: dict[str, Any] | None = None  # by code; None: the environment alone so far
     # Caps by source and device (None: all), for those that are shares of a device.
     shares: dict[tuple[str, int | None], sizes.Size] = field(default_factory=dict)
+    cuda_is_up: bool = False  # torch says so itself only when the queued calls are done
     announced: bool = False
     # CUDA_VISIBLE_DEVICES when the driver was started by us; () before.
     seen: tuple[str | None, ...] = ()
@@ -338,7 +339,7 @@ def _needs_enabled(what: str) -> None:
 
 def _totals() -> list[int] | None:
     """Bytes of each device; None while CUDA is not initialised."""
-    if not _cuda_is_initialized():
+    if not (_state.cuda_is_up or _cuda_is_initialized()):
         return None
     import torch
 
@@ -418,6 +419,7 @@ SOURCES = {
 def _cuda_is_up() -> None:
     """PyTorch has just initialised CUDA, and nothing is allocated yet."""
     library = core()
+    _state.cuda_is_up = True
     if _state.seen and _state.seen[0] != os.environ.get("CUDA_VISIBLE_DEVICES"):
         raise RuntimeError(
             "CUDA_VISIBLE_DEVICES was changed after torcharena.enable() had started the "

@@ -125,7 +125,7 @@ def spell(size: int) -> str:
 
 
 def format_size(size: float) -> str:
-    """``size`` bytes for people: three digits or so and a unit, ``16 GiB``, ``1.25 MiB``."""
+    """``size`` bytes for people: ``16 GiB`` where it is that exactly, else ``16.00 GiB``."""
     sign = "-" if size < 0 else ""
     size = abs(size)
     unit, scale = "B", 1
@@ -134,5 +134,5 @@ def format_size(size: float) -> str:
         if size < factor - factor / 200000:
             break
         unit, scale = f"{name}B", factor
-    number = f"{size / scale:.2f}" if scale > 1 else f"{size:.0f}"
-    return f"{sign}{number.removesuffix('.00')} {unit}"
+    number = f"{size / scale:.{0 if size % scale == 0 or scale == 1 else 2}f}"
+    return f"{sign}{number} {unit}"

@@ -47,8 +47,12 @@ def _device(index: int) -> int:
 
 def _memory_stats(device: int) -> dict[str, Any]:
     pass_on()
-    newer = hasattr(_torch._C, "_cuda_memoryMetadataSupported")
-    return torch_stats.nested(core().stats(_device(device)), newer=newer)
+    return torch_stats.nested(core().stats(_device(device)), newer=_newer())
+
+
+def _newer() -> bool:
+    """Whether this torch's reports have the entries that 2.14 added."""
+    return hasattr(_torch._C, "_cuda_memoryMetadataSupported")
 
 
 def _reset_peak(device: int) -> None:
@@ -99,7 +103,8 @@ def _memory_snapshot(wanted: Sequence[Any] | None = None) -> dict[str, Any]:
         )
         traces.append(torch_snapshot.trace(events, device, mapped, _History.skip))
     pass_on()
-    return {
+    host: dict[str, Any] = {"host_segments": [], "host_traces": []} if _newer() else {}
+    return host | {
         "segments": torch_snapshot.segments((run for dev in runs for run in dev), pool),
         "device_traces": traces if with_traces else [[] for _ in range(count)],
         "allocator_settings": _settings(),
@@ -121,15 +126,16 @@ def _at_one_moment(
 
 
 def _settings() -> dict[str, Any]:
+    """What torch's viewer shows of the allocator's settings: there are none to turn."""
     return {
         "PYTORCH_CUDA_ALLOC_CONF": "",
         "max_split_size": -1,
         "garbage_collection_threshold": 0.0,
         "expandable_segments": True,
         "pinned_num_register_threads": 1,
-        "release_lock_on_malloc": False,
-        "pinned_use_host_register": False,
-        "roundup_power2_divisions": {"1": 0},
+        "release_lock_on_cudamalloc": False,
+        "pinned_use_cuda_host_register": False,
+        "roundup_power2_divisions": {str(1 << power): 0 for power in range(16)},
         "graph_capture_record_stream_reuse": False,
     }
 

@@ -155,6 +155,7 @@ def test_format_is_near_and_short(number: int) -> None:
 def test_format_examples() -> None:
     assert sizes.format_size(16 * GIB) == "16 GiB"
     assert sizes.format_size(GIB // 2) == "512 MiB"
+    assert sizes.format_size(16 * GIB + 512) == "16.00 GiB"
     assert sizes.format_size(0) == "0 B"
     assert sizes.format_size(1280) == "1.25 KiB"
     assert sizes.format_size(-GIB) == "-1 GiB"
