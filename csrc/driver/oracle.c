@@ -1,8 +1,9 @@
 /* oracle.c - queues, clocks, and the order among their items.
  *
- * Called by the simulated machine with its lock held. What the host has seen finished is one
- * clock for all its threads: it is a fact about the past, whoever saw it. An edge counts as
- * an item of the later queue, so that a position taken after it implies the edge. */
+ * Called by the simulated machine with its lock held. What the host has seen finished is
+ * one clock for all its threads: it is a fact about the past, whoever saw it. An edge
+ * counts as an item of the later queue, so that a position taken after it implies the
+ * edge. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ void ta_oracle_violation(ta_oracle *oracle, const char *format, ...)
     oracle->report(oracle->context, text);
 }
 
-/* --- clocks ------------------------------------------------------------------------------ */
+/* --- clocks ------------------------------------------------------------------------- */
 static uint64_t clock_at(const ta_clock *clock, uint32_t queue)
 {
     return queue < clock->count ? clock->seen[queue] : 0;
@@ -75,7 +76,7 @@ static void clock_join(ta_clock *clock, const ta_clock *other)
         if (clock->seen[i] < other->seen[i]) clock->seen[i] = other->seen[i];
 }
 
-/* --- queues ------------------------------------------------------------------------------ */
+/* --- queues ------------------------------------------------------------------------- */
 uint32_t ta_oracle_open(ta_oracle *oracle)
 {
     for (uint32_t i = 0; i < oracle->queue_count; i++) {

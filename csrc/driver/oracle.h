@@ -11,10 +11,11 @@
  *
  * Two ways to tell it what work touches, both always on:
  *   ranges   ta_oracle_access: the bytes are known;
- *   blocks   ta_oracle_observe, as an observer of an allocator: any work on a stream touches
- *            every block that is live on it or recorded for it, until the block's FREE.
+ *   blocks   ta_oracle_observe, as an observer of an allocator: any work on a stream
+ *            touches every block that is live on it or recorded for it, until its FREE.
  *
- * The simulated machine calls all of this under its lock; only ta_oracle_observe locks. */
+ * The simulated machine calls all of this under its lock; only ta_oracle_observe locks.
+ * */
 #ifndef TA_ORACLE_H
 #define TA_ORACLE_H
 
@@ -56,8 +57,8 @@ bool ta_oracle_joined(const ta_oracle *oracle, uint32_t later, uint32_t earlier)
 bool ta_oracle_idle(const ta_oracle *oracle, uint32_t queue);
 
 /* --- ranges ------------------------------------------------------------------------ */
-/* Where accesses are compared with each other: one for the machine (NULL) and one for each
- * capture, whose work runs later. */
+/* Where accesses are compared with each other: one for the machine (NULL) and one for
+ * each capture, whose work runs later. */
 typedef struct ta_oracle_space ta_oracle_space;
 ta_oracle_space *ta_oracle_space_create(void);
 void ta_oracle_space_destroy(ta_oracle_space *space);
@@ -80,8 +81,8 @@ void ta_oracle_graph_block(ta_oracle_graph *graph, uint64_t addr, uint64_t size)
 void ta_oracle_graph_launch(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t queue);
 
 /* --- blocks ------------------------------------------------------------------------ */
-/* `lane` is the queue of the capture that the stream is in, or TA_NO_QUEUE; `graph` what it
- * becomes, or NULL. */
+/* `lane` is the queue of the capture that the stream is in, or TA_NO_QUEUE; `graph` what
+ * it becomes, or NULL. */
 void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size,
                            uint32_t queue, uint32_t lane, ta_oracle_graph *graph);
 void ta_oracle_block_record(ta_oracle *oracle, uint64_t addr, uint32_t queue);

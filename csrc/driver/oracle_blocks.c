@@ -1,10 +1,10 @@
 /* oracle_blocks.c - blocks of an allocator whose kernels' ranges are unknown.
  *
- * Any work on a stream may touch every block that is live on it or recorded for it. At its
- * FREE a block leaves one touch for each of its streams, at the stream's last item; the next
- * ALLOC of the bytes must be ordered after all of them, and unmapping them must wait until
- * the host has seen them done. A block allocated while its stream is captured belongs to the
- * graph. Called with the machine's lock held. */
+ * Any work on a stream may touch every block that is live on it or recorded for it. At
+ * its FREE a block leaves one touch for each of its streams, at the stream's last item;
+ * the next ALLOC of the bytes must be ordered after all of them, and unmapping them must
+ * wait until the host has seen them done. A block allocated while its stream is captured
+ * belongs to the graph. Called with the machine's lock held. */
 #include <stdlib.h>
 
 #include "oracle_internal.h"

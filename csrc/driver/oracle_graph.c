@@ -6,7 +6,7 @@
 
 #include "oracle_internal.h"
 
-/* --- sets of spans ----------------------------------------------------------------------- */
+/* --- sets of spans ------------------------------------------------------------------ */
 static void span_add(ta_spans *spans, uint64_t low, uint64_t high)
 {
     for (uint32_t i = spans->count; i > 0 && i + 8 > spans->count; i--)
@@ -59,7 +59,7 @@ static bool overlaps(ta_spans *spans, uint64_t low, uint64_t high)
     return from < spans->count && spans->list[from].low < high;
 }
 
-/* --- graphs ------------------------------------------------------------------------------ */
+/* --- graphs ------------------------------------------------------------------------- */
 ta_oracle_graph *ta_oracle_graph_create(ta_oracle *oracle)
 {
     ta_oracle_graph *graph = calloc(1, sizeof *graph);

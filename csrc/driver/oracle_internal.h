@@ -90,7 +90,8 @@ void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
 
 /* --- oracle_graph.c --- */
 void ta_oracle_graphs_gone(ta_oracle *oracle, uint64_t low, uint64_t high);
-/* A block of somebody else comes to lie on (1), or leaves (-1), bytes of graphs' blocks. */
+/* A block of somebody else comes to lie on (1), or leaves (-1), bytes of graphs' blocks.
+ * */
 void ta_oracle_graphs_intrude(ta_oracle *oracle, uint64_t low, uint64_t high, int change);
 
 /* --- oracle_blocks.c --- */

@@ -1,14 +1,15 @@
-/* oracle_ranges.c - bytes that queued work touches, and whether later work may touch them.
+/* oracle_ranges.c - bytes that queued work touches, and whether later work may touch
+ * them.
  *
- * A write must come after every access of the same bytes, a read after every write. Kept are
- * only accesses that can still matter: not those which the host has seen done, and not those
- * which lie inside a later one that is ordered after them and at least as strong.
- * Called with the machine's lock held. */
+ * A write must come after every access of the same bytes, a read after every write. Kept
+ * are only accesses that can still matter: not those which the host has seen done, and
+ * not those which lie inside a later one that is ordered after them and at least as
+ * strong. Called with the machine's lock held. */
 #include <stdlib.h>
 
 #include "oracle_internal.h"
 
-/* --- the set of ranges ------------------------------------------------------------------- */
+/* --- the set of ranges -------------------------------------------------------------- */
 static bool before(const ta_range *a, const ta_range *b)
 {
     return a->low != b->low ? a->low < b->low : a->serial < b->serial;
@@ -170,7 +171,7 @@ void ta_oracle_space_destroy(ta_oracle_space *space)
     free(space);
 }
 
-/* --- accesses ---------------------------------------------------------------------------- */
+/* --- accesses ----------------------------------------------------------------------- */
 /* Overlapping touches are in oracle->found. */
 static void add_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
                       uint64_t low, uint64_t high, bool write)

@@ -18,7 +18,7 @@ static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static ta_sim *all_sims; /* guarded by all_lock */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
-/* --- fork ---------------------------------------------------------------------------- */
+/* --- fork --------------------------------------------------------------------------- */
 static void before_fork(void) { pthread_mutex_lock(&all_lock); }
 
 static void after_fork_parent(void) { pthread_mutex_unlock(&all_lock); }
@@ -46,7 +46,7 @@ static bool forked(const ta_sim *sim)
            atomic_load_explicit(&process_generation, memory_order_relaxed);
 }
 
-/* --- bookkeeping ----------------------------------------------------------------------- */
+/* --- bookkeeping -------------------------------------------------------------------- */
 static void lock(const ta_sim *sim) { pthread_mutex_lock((pthread_mutex_t *)&sim->lock); }
 
 static void unlock(const ta_sim *sim)
@@ -147,7 +147,7 @@ ta_status ta_sim_use_device(ta_sim *sim, int device)
     return TA_OK;
 }
 
-/* --- the table's calls that belong nowhere else ------------------------------------------ */
+/* --- the table's calls that belong nowhere else ------------------------------------- */
 static ta_status sim_device_count(void *self, int *count)
 {
     ta_sim *sim = self;
@@ -197,7 +197,7 @@ static ta_status sim_can_access_peer(void *self, int device, int peer, bool *yes
     return status;
 }
 
-/* --- making and ending ------------------------------------------------------------------- */
+/* --- making and ending -------------------------------------------------------------- */
 static void destroy(ta_sim *sim)
 {
     if (sim->oracle) ta_sim_stream_finish(sim);
@@ -274,7 +274,7 @@ void ta_sim_destroy(ta_sim *sim)
 
 const ta_driver *ta_sim_driver(ta_sim *sim) { return &sim->driver; }
 
-/* --- time, cost, faults ------------------------------------------------------------------ */
+/* --- time, cost, faults ------------------------------------------------------------- */
 const char *ta_sim_call_name(ta_sim_call call)
 {
     static const char *const names[] = {

@@ -55,6 +55,9 @@ ta_status ta_sim_stream_wait(ta_sim *sim, int device, ta_stream stream); /* host
 ta_status ta_sim_stream_query(ta_sim *sim, int device, ta_stream stream);
 /* The stream's later work waits for the event. */
 ta_status ta_sim_stream_wait_event(ta_sim *sim, int device, ta_stream stream, ta_event event);
+/* The host waits for all work of the device without breaking captures, as cudaFree does
+ * before it frees (plain_free itself waits for nothing). */
+ta_status ta_sim_settle(ta_sim *sim, int device);
 /* Milliseconds of virtual time between two recorded events. */
 ta_status ta_sim_event_elapsed(ta_sim *sim, ta_event start, ta_event end, float *ms);
 

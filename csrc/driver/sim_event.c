@@ -1,8 +1,8 @@
 /* sim_event.c - events of the simulated machine: points in streams.
  *
- * The driver table's event calls, under the machine's lock. An event that is destroyed goes
- * to a list of free ones; its memory stays until the machine goes, so that a stale handle is
- * noticed. */
+ * The driver table's event calls, under the machine's lock. An event that is destroyed
+ * goes to a list of free ones; its memory stays until the machine goes, so that a stale
+ * handle is noticed. */
 #include <stdlib.h>
 
 #include "sim_internal.h"

@@ -1,9 +1,9 @@
 /* sim_graph.c - stream captures and graphs of the simulated machine.
  *
- * A capture begins on one stream and spreads to others by events recorded in it; each of its
- * streams has a lane, a queue of the oracle's that stands for its captured work. A graph is
- * the list of captured work in the order of capture: launching it does that work's copies
- * and fills again and touches its ranges again, as one item of the stream.
+ * A capture begins on one stream and spreads to others by events recorded in it; each of
+ * its streams has a lane, a queue of the oracle's that stands for its captured work. A
+ * graph is the list of captured work in the order of capture: launching it does that
+ * work's copies and fills again and touches its ranges again, as one item of the stream.
  * All but the public functions expect the machine's lock held. */
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ int ta_sim_thread_capture_mode(int mode)
     return old;
 }
 
-/* --- what breaks a capture ----------------------------------------------------------------- */
+/* --- what breaks a capture ---------------------------------------------------------- */
 void ta_sim_capture_break(ta_sim *sim, ta_sim_capture *capture, const char *why)
 {
     if (!capture->broken)
@@ -67,7 +67,7 @@ bool ta_sim_capture_device(ta_sim *sim, int device, const char *what)
     return allowed;
 }
 
-/* --- capturing ----------------------------------------------------------------------------- */
+/* --- capturing ---------------------------------------------------------------------- */
 static void free_graph(ta_sim *sim, ta_sim_graph *graph)
 {
     if (!graph) return;
@@ -269,7 +269,7 @@ ta_status ta_sim_capture_wait(ta_sim *sim, ta_sim_stream *stream, ta_event event
     return TA_OK;
 }
 
-/* --- graphs -------------------------------------------------------------------------------- */
+/* --- graphs ------------------------------------------------------------------------- */
 void ta_sim_node_run(ta_sim *sim, const ta_sim_node *node)
 {
     if (sim->config.no_backing) return;
@@ -280,7 +280,8 @@ void ta_sim_node_run(ta_sim *sim, const ta_sim_node *node)
         memset(dst, node->value, node->size);
 }
 
-/* Its bytes may have gone since the capture: then nothing is done, and the oracle says so. */
+/* Its bytes may have gone since the capture: then nothing is done, and the oracle says
+ * so. */
 static void run_again(ta_sim *sim, const ta_sim_node *node)
 {
     for (int i = 0; i < node->count; i++) {

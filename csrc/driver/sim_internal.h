@@ -10,8 +10,8 @@
  *   sim_shared.c  memory that several processes count together
  *   sim_observe.c  an allocator's events, told to the oracle
  *
- * Everything is guarded by ta_sim.lock, taken by ta_sim_begin and by each public function;
- * functions below expect it held unless they say otherwise. */
+ * Everything is guarded by ta_sim.lock, taken by ta_sim_begin and by each public
+ * function; functions below expect it held unless they say otherwise. */
 #ifndef TA_SIM_INTERNAL_H
 #define TA_SIM_INTERNAL_H
 
@@ -152,10 +152,11 @@ double ta_sim_cost_us(ta_sim_call call, ta_tier tier, uint64_t size, uint64_t ha
 void ta_sim_memory_table(ta_driver *driver);
 void ta_sim_memory_destroy(ta_sim *sim);
 ta_sim_reservation *ta_sim_find_reservation(ta_sim *sim, uint64_t addr);
-/* Whether the device can touch all of the range. False also where it is partly outside. */
+/* Whether the device can touch all of the range. False also where it is partly outside.
+ * */
 bool ta_sim_accessible(ta_sim *sim, int device, uint64_t addr, uint64_t size);
 
-/* --- sim_pages.c: real memory. False: the system has none ------------------------------ */
+/* --- sim_pages.c: real memory. False: the system has none --------------------------- */
 bool ta_sim_pages_create(ta_sim *sim);
 void ta_sim_pages_destroy(ta_sim *sim);
 uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t size, uint64_t align); /* 0: none */
@@ -169,8 +170,8 @@ void ta_sim_stream_table(ta_driver *driver);
 void ta_sim_stream_finish(ta_sim *sim);
 /* NULL: no such stream of the device. */
 ta_sim_stream *ta_sim_find_stream(ta_sim *sim, int device, ta_stream stream);
-/* Implicit order among the legacy default stream and blocking streams, before an operation
- * on the stream; `adds` if the operation is something others wait for. */
+/* Implicit order among the legacy default stream and blocking streams, before an
+ * operation on the stream; `adds` if the operation is something others wait for. */
 void ta_sim_stream_touch(ta_sim *sim, ta_sim_stream *stream, bool adds);
 /* Puts work of so many microseconds at the stream's end. */
 void ta_sim_stream_push(ta_sim *sim, ta_sim_stream *stream, double us);
@@ -223,10 +224,11 @@ void ta_sim_node_run(ta_sim *sim, const ta_sim_node *node);
 ta_status ta_sim_capture_node(ta_sim *sim, ta_sim_stream *stream,
                               const ta_sim_node *node);
 void ta_sim_capture_break(ta_sim *sim, ta_sim_capture *capture, const char *why);
-/* A call that is illegal while some capture is open and the thread is not in relaxed mode:
- * breaks those captures. False: the call must fail. */
+/* A call that is illegal while some capture is open and the thread is not in relaxed
+ * mode: breaks those captures. False: the call must fail. */
 bool ta_sim_capture_allows(ta_sim *sim, const char *what);
-/* An event was recorded on a captured stream; a stream waits for an event of a capture. */
+/* An event was recorded on a captured stream; a stream waits for an event of a capture.
+ * */
 ta_status ta_sim_capture_record(ta_sim *sim, ta_sim_stream *stream, ta_event event);
 ta_status ta_sim_capture_wait(ta_sim *sim, ta_sim_stream *stream, ta_event event);
 /* The legacy stream, or the whole device, is used while a capture is open that this

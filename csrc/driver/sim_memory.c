@@ -16,7 +16,7 @@
 
 static bool aligned(uint64_t bytes) { return bytes % TA_SIM_GRANULARITY == 0; }
 
-/* --- reservations ------------------------------------------------------------------------ */
+/* --- reservations ------------------------------------------------------------------- */
 /* Index of the first reservation that ends above addr. */
 static size_t reservation_index(const ta_sim *sim, uint64_t addr)
 {
@@ -102,7 +102,7 @@ bool ta_sim_accessible(ta_sim *sim, int device, uint64_t addr, uint64_t size)
     return true;
 }
 
-/* --- handles ----------------------------------------------------------------------------- */
+/* --- handles ------------------------------------------------------------------------ */
 static ta_sim_handle *find_handle(ta_sim *sim, ta_handle handle)
 {
     uint32_t index = (uint32_t)handle;
@@ -177,7 +177,7 @@ static void drop_handle(ta_sim *sim, ta_sim_handle *h)
     sim->free_handles[sim->free_handle_count++] = (uint32_t)(h - sim->handles);
 }
 
-/* --- the table: ranges and handles --------------------------------------------------------- */
+/* --- the table: ranges and handles -------------------------------------------------- */
 static ta_status begin_vmm(ta_sim *sim, ta_sim_call call, double us)
 {
     ta_status status = ta_sim_begin(sim, call, us);
@@ -275,7 +275,7 @@ static ta_status sim_release(void *self, ta_handle handle, uint64_t size)
     return status;
 }
 
-/* --- the table: mappings ------------------------------------------------------------------- */
+/* --- the table: mappings ------------------------------------------------------------ */
 static ta_status do_map(ta_sim *sim, uint64_t addr, uint64_t size, ta_handle handle)
 {
     ta_sim_handle *h = find_handle(sim, handle);
@@ -436,7 +436,7 @@ static ta_status sim_set_access(void *self, uint64_t addr, uint64_t size,
     return status;
 }
 
-/* --- the table: plain memory --------------------------------------------------------------- */
+/* --- the table: plain memory -------------------------------------------------------- */
 static ta_status do_plain_alloc(ta_sim *sim, int device, uint64_t size, uint64_t *addr)
 {
     if (size == 0 || size > UINT64_MAX / 2)
@@ -515,7 +515,7 @@ static ta_status sim_plain_free(void *self, int device, uint64_t addr)
     return status;
 }
 
-/* --- the table: questions ------------------------------------------------------------------ */
+/* --- the table: questions ----------------------------------------------------------- */
 static ta_status sim_mem_info(void *self, int device, uint64_t *free_bytes,
                               uint64_t *total)
 {

@@ -1,10 +1,10 @@
 /* sim_pages.c - real memory behind the simulated machine's addresses.
  *
- * All pages are parts of one memfd, each at an offset of its own that is never used twice,
- * so that pages made in a row and mapped in a row share one mapping of the kernel (Linux
- * allows 65,530). A range is shut (PROT_NONE) until access is set and after unmap. Forked
- * children do not get the mappings. Called by sim_memory.c under the machine's lock; with
- * no_backing addresses are counted and nothing else is done. */
+ * All pages are parts of one memfd, each at an offset of its own that is never used
+ * twice, so that pages made in a row and mapped in a row share one mapping of the kernel
+ * (Linux allows 65,530). A range is shut (PROT_NONE) until access is set and after unmap.
+ * Forked children do not get the mappings. Called by sim_memory.c under the machine's
+ * lock; with no_backing addresses are counted and nothing else is done. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>

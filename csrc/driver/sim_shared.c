@@ -1,10 +1,10 @@
 /* sim_shared.c - the memory of one simulated device, counted by several processes.
  *
- * A file a device: a header, then a word a slot with the bytes that the slot's owner holds.
- * A slot is owned by whoever holds the lock on its byte (locks of open file descriptions:
- * they go with the process, however it ends). Only the owner writes its word; a word whose
- * byte nobody holds counts for nothing. Raising one's word happens under the commit byte's
- * lock, after adding up the others, so
+ * A file a device: a header, then a word a slot with the bytes that the slot's owner
+ * holds. A slot is owned by whoever holds the lock on its byte (locks of open file
+ * descriptions: they go with the process, however it ends). Only the owner writes its
+ * word; a word whose byte nobody holds counts for nothing. Raising one's word happens
+ * under the commit byte's lock, after adding up the others, so
  *
  *   sum of owned words <= memory
  *

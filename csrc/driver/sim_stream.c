@@ -1,21 +1,22 @@
 /* sim_stream.c - streams, events and work of the simulated machine.
  *
- * Work is not run: each stream has the time at which its last work ends, and the time that
- * new work takes is drawn when it is queued, so an event knows at once when it will pass.
- * What comes before what is told to the oracle alongside.
+ * Work is not run: each stream has the time at which its last work ends, and the time
+ * that new work takes is drawn when it is queued, so an event knows at once when it will
+ * pass. What comes before what is told to the oracle alongside.
  *
- * Implicit order, as in CUDA: an operation on a device's legacy default stream comes after
- * everything in its blocking streams, and an operation on a blocking stream after everything
- * in the legacy stream. ta_sim_stream.joined remembers how many operations of the other side
- * were already waited for, so that nothing is done where nothing is new. */
+ * Implicit order, as in CUDA: an operation on a device's legacy default stream comes
+ * after everything in its blocking streams, and an operation on a blocking stream after
+ * everything in the legacy stream. ta_sim_stream.joined remembers how many operations of
+ * the other side were already waited for, so that nothing is done where nothing is new.
+ * */
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "sim_internal.h"
 
-/* --- finding ----------------------------------------------------------------------------- */
-/* A handle is (generation << 20 | index + 1) << 8: never one of CUDA's 0, 1, 2, and not used
- * again for a later stream. */
+/* --- finding ------------------------------------------------------------------------ */
+/* A handle is (generation << 20 | index + 1) << 8: never one of CUDA's 0, 1, 2, and not
+ * used again for a later stream. */
 static ta_stream stream_handle(const ta_sim_stream *stream)
 {
     uint64_t value = ((uint64_t)stream->generation << 20 | (stream->index + 1)) << 8;
@@ -95,7 +96,7 @@ ta_sim_stream *ta_sim_find_stream(ta_sim *sim, int device, ta_stream stream)
                : NULL;
 }
 
-/* --- queued work --------------------------------------------------------------------------- */
+/* --- queued work -------------------------------------------------------------------- */
 double ta_sim_while_us(ta_sim *sim)
 {
     const double kind = ta_sim_random(sim), x = ta_sim_random(sim);
@@ -233,7 +234,7 @@ ta_status ta_sim_fill(ta_sim *sim, int device, ta_stream stream, uint64_t dst, i
     return status;
 }
 
-/* --- streams ------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------------------ */
 ta_status ta_sim_stream_create(ta_sim *sim, int device, bool blocking, ta_stream *stream)
 {
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
@@ -295,7 +296,6 @@ static ta_status reach_end(ta_sim *sim, int device, ta_stream handle, bool wait,
                !ta_sim_capture_legacy(sim, stream, what))
         status = TA_DRIVER;
     else {
-        ta_sim_stream_touch(sim, stream, false);
         if (wait && sim->now_us < stream->end_us) sim->now_us = stream->end_us;
         if (sim->now_us < stream->end_us)
             status = TA_NOT_READY;
@@ -357,6 +357,16 @@ void ta_sim_drain(ta_sim *sim, int device)
         if (sim->now_us < stream->end_us) sim->now_us = stream->end_us;
         ta_oracle_seen_queue(sim->oracle, stream->queue);
     }
+}
+
+ta_status ta_sim_settle(ta_sim *sim, int device)
+{
+    ta_status status = ta_sim_begin_other(sim, 0);
+    if (status != TA_OK) return status;
+    status = ta_sim_use_device(sim, device);
+    if (status == TA_OK) ta_sim_drain(sim, device);
+    ta_sim_end(sim);
+    return status;
 }
 
 static ta_status sim_is_capturing(void *self, int device, ta_stream handle, bool *yes)

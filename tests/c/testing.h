@@ -1,6 +1,6 @@
-/* testing.h - all that a C test needs. A test file is a list of TEST(name) { ... } and one
- * TEST_MAIN(). A failed check prints where and what, and leaves its test; the others run
- * on. With arguments, only tests whose name contains one of them run. */
+/* testing.h - all that a C test needs. A test file is a list of TEST(name) { ... } and
+ * one TEST_MAIN(). A failed check prints where and what, and leaves its test; the others
+ * run on. With arguments, only tests whose name contains one of them run. */
 #ifndef TA_TESTING_H
 #define TA_TESTING_H
 
