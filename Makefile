@@ -51,7 +51,8 @@ C_SOURCES := $(wildcard csrc/core/*.c csrc/driver/sim*.c csrc/driver/oracle*.c \
 C_TESTS := $(wildcard tests/c/test_*.c)
 # make test-c ONLY=random runs the programs whose names contain that word.
 ONLY ?=
-C_CHOSEN := $(foreach test,$(C_TESTS),$(if $(findstring $(ONLY),$(test)),$(test)))
+C_CHOSEN := $(if $(ONLY),$(foreach test,$(C_TESTS),\
+              $(if $(findstring $(ONLY),$(test)),$(test))),$(C_TESTS))
 WAYS := plain asan tsan
 FLAGS_plain := -O2 -DTA_CHECKING=1
 FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all

@@ -81,6 +81,7 @@ typedef struct ta_oom {
     ta_stream stream;
     uint64_t requested;      /* bytes asked for */
     uint64_t short_by;       /* bytes of pages that could not be had */
+    uint64_t page_bytes;
     uint64_t limit;          /* TA_NO_LIMIT: none */
     int limit_source;        /* ta_limit_source */
     uint64_t device_total;   /* bytes of the card */
@@ -132,6 +133,14 @@ TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
 /* Once for every begin. After the last, the pool's memory becomes ordinary idle memory when
  * its blocks are freed and the device has passed this moment. */
 TA_API ta_status ta_pool_release(ta_allocator *allocator, int device, ta_pool_id id);
+
+/* --- streams ------------------------------------------------------------------------- */
+/* Who owns streams: called once for each stream first seen, with a lock held. A stream that
+ * `owned` refuses may be destroyed by others at any time, so a point in it is recorded at
+ * every free. Until set, only the default streams 0 and 1 count as owned. */
+typedef bool ta_stream_owner(void *context, int device, ta_stream stream);
+TA_API ta_status ta_set_stream_owner(ta_allocator *allocator, ta_stream_owner *owned,
+                                     void *context);
 
 /* --- limits -------------------------------------------------------------------------- */
 typedef enum ta_limit_source {
@@ -207,7 +216,7 @@ typedef struct ta_segment_info { /* a run of mapped pages */
 typedef struct ta_block_info {
     uint64_t addr, size, requested; /* free: requested 0 */
     ta_block_state state;
-    uint64_t serial; /* of the allocation: counts from 1 over all devices */
+    uint64_t serial; /* of the allocation: rises on each device, unique in the process */
 } ta_block_info;
 /* Calls back for each run of mapped pages and then for its blocks in address order: they
  * tile it. The callbacks run with a lock held: they must not call the allocator. Device -1:

@@ -133,11 +133,12 @@ static uint64_t draw_size(worker *k)
     }
 }
 
-/* A refusal is true: with every idle page of ours given up, the request would not have fit.
- * Another thread may have freed since, so only a lone one is held to it. */
-static void judge_refusal(worker *k, const ta_oom *oom, uint64_t size)
+/* A refusal is true: with every idle page of ours given up the request would not have fit,
+ * and nothing would have come of waiting longer. Another thread may have freed since, so only
+ * a lone one is held to it. */
+static void judge_refusal(worker *k, const ta_oom *oom, const held *h)
 {
-    const uint64_t page = TA_DEFAULT_PAGE;
+    const uint64_t page = TA_DEFAULT_PAGE, size = h->size;
     if (oom->status != TA_OUT_OF_MEMORY)
         WRONG(k, "refused with status %d", (int)oom->status);
     if (oom->requested != size) WRONG(k, "the refusal speaks of another size");
@@ -148,10 +149,13 @@ static void judge_refusal(worker *k, const ta_oom *oom, uint64_t size)
     if (kept + world_round(size, page) + page <= limit)
         WRONG(k, "refused %llu with %llu of %llu in use", (unsigned long long)size,
               (unsigned long long)kept, (unsigned long long)limit);
-    if (oom->pending && !k->capturing)
-        WRONG(k, "refused, though waiting would have freed %llu",
-              (unsigned long long)oom->pending);
     if (oom->short_by == 0) WRONG(k, "refused, and short by nothing");
+    if (k->capturing) return; /* there it could not wait */
+    void *at = NULL;
+    ta_sim_advance_us(k->m->w.sim, 1e9);
+    if (ta_alloc(k->m->w.allocator, size, h->device, h->stream, &at, NULL) == TA_OK)
+        WRONG(k, "refused %llu, though waiting was all it took (%llu were pending)",
+              (unsigned long long)size, (unsigned long long)oom->pending);
 }
 
 /* Brings a block into `h`; leaves h->at NULL where it was refused. */
@@ -165,7 +169,7 @@ static void bring(worker *k, held *h, uint64_t size, int device, ta_stream strea
     if (status != TA_OK) {
         k->refused++;
         if (at) WRONG(k, "refused, and an address given");
-        judge_refusal(k, &oom, size);
+        judge_refusal(k, &oom, h);
         return;
     }
     const uint64_t addr = (uint64_t)(uintptr_t)at;

@@ -110,7 +110,7 @@ static inline void world_pattern(const held *h, bool write, bool *same)
 {
     *same = true;
     for (uint64_t start = 0; start < h->size; start += 16 * KiB) {
-        for (uint64_t at = start; at < start + 64 && at + 8 <= h->size; at += 8) {
+        for (uint64_t at = start; at < start + 64 && at + 8 < h->size; at += 8) {
             uint64_t word = world_word(h, at), *p = (uint64_t *)(void *)(h->at + at);
             if (write)
                 *p = word;

@@ -1,0 +1,1 @@
+"""Measurements of the allocator; each module says how it is run."""

@@ -1,0 +1,262 @@
+/* alloc.c - ta_alloc, ta_free and what is asked about a block.
+ *
+ * Called by PyTorch's hooks from any thread. The fast way takes the lock of one arena and
+ * finds a hole that has all its pages. Else the slow way takes the device's `pages`, holds a
+ * place, has its missing pages brought, and only then lets the user see it: so a failure
+ * undoes itself by giving the place back, and nobody waits for us on the fast way. */
+#include <stdlib.h>
+
+#include "arena.h"
+#include "block.h"
+#include "chunk.h"
+#include "count.h"
+#include "device.h"
+#include "epoch.h"
+#include "events.h"
+#include "oom.h"
+#include "pages.h"
+#include "pool.h"
+#include "table.h"
+
+static void *begin(ta_arena *arena, ta_block *b, size_t size)
+{
+    ta_block_begin(arena, b, size);
+    return (void *)(uintptr_t)b->addr;
+}
+
+static bool stocked(ta_arena *arena)
+{
+    return ta_arena_stock(arena) && ta_table_reserve(&arena->table);
+}
+
+/* A block in memory that is mapped already; false: there is no room in it. */
+static bool alloc_mapped(ta_arena *arena, uint64_t bytes, size_t size, void **ptr)
+{
+    ta_lock_take(&arena->lock);
+    ta_place place = {0};
+    if (stocked(arena)) place = ta_arena_best(arena, bytes);
+    bool found = place.hole && !place.need;
+    if (found)
+        *ptr = begin(arena, ta_arena_take(arena, place.hole, place.addr, bytes), size);
+    ta_lock_drop(&arena->lock);
+    return found;
+}
+
+/* The place with the pages at its edges whole, where they are missing: nobody else may get
+ * a part of them before they are there. */
+static ta_block *hold(ta_arena *arena, ta_place place, uint64_t bytes)
+{
+    const ta_chunk *c = place.hole->first->chunk;
+    uint64_t start = place.addr, end = start + bytes;
+    uint32_t first = ta_slot_below(c, start), last = ta_slot_below(c, end - 1);
+    if (!ta_chunk_has(c, first)) start = c->addr + ((uint64_t)first << c->shift);
+    if (!ta_chunk_has(c, last)) end = c->addr + ((uint64_t)(last + 1) << c->shift);
+    return ta_arena_take(arena, place.hole, start, end - start);
+}
+
+/* With `pages` held. */
+static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
+                            void **ptr, ta_oom *oom)
+{
+    uint64_t short_by = 0;
+    ta_status status = TA_OK;
+    ta_pages_mend(d, arena);
+    ta_pending_poll(d, arena);
+    ta_spin_take(&d->counting);
+    d->stats.slow_allocs++;
+    ta_spin_drop(&d->counting);
+
+    ta_lock_take(&arena->lock);
+    ta_place place = ta_arena_best(arena, bytes);
+    if (!place.hole) {
+        ta_lock_drop(&arena->lock);
+        status = ta_addresses_add(d, arena, bytes);
+        ta_lock_take(&arena->lock);
+        if (!status) place = ta_arena_best(arena, bytes); /* others took from it? then fail */
+    }
+    if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
+    if (!status && !place.hole) status = TA_OUT_OF_MEMORY;
+    ta_block *held = NULL;
+    if (!status && !place.need)
+        *ptr = begin(arena, ta_arena_take(arena, place.hole, place.addr, bytes), size);
+    else if (!status)
+        held = hold(arena, place, bytes);
+    ta_lock_drop(&arena->lock);
+    if (!held) return status;
+
+    status = ta_pages_bring(d, arena, held, place.need, &short_by);
+    if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
+    ta_lock_take(&arena->lock);
+    if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
+    if (!status) {
+        ta_arena_cut(arena, held, place.addr, bytes);
+        *ptr = begin(arena, held, size);
+    } else if (held->broken) {
+        held->pending_next = arena->broken;
+        arena->broken = held;
+    } else
+        ta_arena_give(arena, held, atomic_load(&d->tick));
+    ta_lock_drop(&arena->lock);
+    return status;
+}
+
+ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, void **ptr,
+                   ta_oom *oom)
+{
+    ta_device *d;
+    ta_status status = TA_OK;
+    *ptr = NULL;
+    if (ta_forked(a)) status = TA_FORKED;
+    if (!status && !size) return TA_OK;
+    if (!status) status = ta_device_open(a, device, &d);
+    if (status) {
+        if (oom) *oom = (ta_oom){.status = status, .device = device, .requested = size};
+        return status;
+    }
+    ta_pool *pool = atomic_load_explicit(&d->open_count, memory_order_acquire)
+                        ? ta_pool_for(d, stream)
+                        : NULL;
+    bool small = size <= TA_SMALL_MAX;
+    uint64_t bytes = ta_round_up(size, TA_GRANULE);
+    ta_arena *arena = pool ? NULL : ta_arena_find(d, stream, small);
+    if (arena && alloc_mapped(arena, bytes, size, ptr)) return TA_OK;
+
+    uintptr_t saved[2];
+    status = bytes < size || bytes > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
+    if (!status) {
+        ta_lock_take(&d->pages);
+        if (!arena) arena = ta_arena_get(d, stream, small, pool);
+        if (!arena)
+            status = TA_NO_HOST_MEMORY;
+        else if (!alloc_mapped(arena, bytes, size, ptr)) {
+            if (oom) *oom = (ta_oom){0};
+            status = alloc_slow(d, arena, bytes, size, ptr, oom);
+        }
+        if (status && oom && !oom->status)
+            ta_oom_fill(d, stream, size, bytes, status, oom);
+        ta_lock_drop(&d->pages);
+        ta_leave(d, saved);
+    } else if (oom) {
+        ta_lock_take(&d->pages);
+        ta_oom_fill(d, stream, size, bytes, status, oom);
+        ta_lock_drop(&d->pages);
+    }
+    if (status) {
+        ta_spin_take(&d->counting);
+        d->stats.oom_count += status == TA_OUT_OF_MEMORY;
+        ta_spin_drop(&d->counting);
+        if (ta_observed(a))
+            ta_tell(a, &(ta_event_info){.kind = TA_EVENT_OOM, .device = device,
+                                        .stream = stream, .size = size});
+    }
+    return status;
+}
+
+/* The arena of an address, its lock taken; NULL: none of ours. */
+static ta_arena *lock_arena_of(ta_allocator *a, uint64_t addr)
+{
+    ta_chunk *c = ta_lookup(a, addr);
+    ta_arena *arena = c ? c->arena : NULL;
+    if (!arena) return NULL;
+    ta_lock_take(&arena->lock);
+    if (c->arena == arena && addr - c->addr < c->size) return arena;
+    ta_lock_drop(&arena->lock);
+    return NULL;
+}
+
+/* Recording comes first: it needs `pages`, which stands above the arena's lock. */
+static void free_recorded(ta_device *d, ta_arena *arena, ta_block *b)
+{
+    uintptr_t saved[2];
+    bool entered = ta_enter(d, saved) == TA_OK;
+    ta_lock_take(&d->pages);
+    uint64_t tick = atomic_load(&d->tick);
+    if (!arena->stream->owned && entered) ta_stream_mark(d, arena->stream, tick);
+    for (ta_use *u = b->uses; u; u = u->next) {
+        u->tick = atomic_load(&d->tick);
+        if (entered) ta_stream_mark(d, u->stream, u->tick);
+    }
+    ta_lock_take(&arena->lock);
+    b->state = TA_LIVE;
+    ta_block_end(arena, b, tick);
+    ta_lock_drop(&arena->lock);
+    ta_lock_drop(&d->pages);
+    if (entered) ta_leave(d, saved);
+}
+
+ta_status ta_free(ta_allocator *a, void *ptr)
+{
+    if (!ptr) return TA_OK;
+    if (ta_forked(a)) return TA_FORKED;
+    ta_arena *arena = lock_arena_of(a, (uintptr_t)ptr);
+    if (!arena) return TA_INVALID;
+    ta_device *d = arena->device;
+    ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
+    bool ours = b && b->state == TA_LIVE, record = ours && (b->uses || !arena->stream->owned);
+    if (record)
+        b->state = TA_HELD; /* nobody else may free it meanwhile */
+    else if (ours)
+        ta_block_end(arena, b, atomic_load_explicit(&d->tick, memory_order_relaxed));
+    ta_lock_drop(&arena->lock);
+    if (record) free_recorded(d, arena, b);
+    return ours ? TA_OK : TA_INVALID;
+}
+
+/* The live block that holds `addr`. */
+static ta_block *holder(ta_arena *arena, uint64_t addr)
+{
+    ta_block *b = ta_table_find(&arena->table, addr);
+    for (ta_chunk *c = arena->chunks; !b && c; c = c->next)
+        if (addr - c->addr < c->size)
+            for (b = c->first; b->addr + b->size <= addr; b = b->next) {}
+    return b && b->state == TA_LIVE ? b : NULL;
+}
+
+ta_status ta_record_stream(ta_allocator *a, void *ptr, ta_stream stream)
+{
+    if (ta_forked(a)) return TA_FORKED;
+    ta_arena *arena = ptr ? lock_arena_of(a, (uintptr_t)ptr) : NULL;
+    if (!arena) return ptr ? TA_INVALID : TA_OK;
+    ta_device *d = arena->device;
+    bool same = arena->stream->handle == stream;
+    ta_lock_drop(&arena->lock);
+    if (same) return TA_OK;
+    ta_use *use = calloc(1, sizeof *use);
+    if (!use) return TA_NO_HOST_MEMORY;
+    ta_status status = TA_INVALID;
+    ta_lock_take(&d->pages);
+    use->stream = ta_stream_get(d, stream);
+    ta_lock_take(&arena->lock);
+    ta_block *b = use->stream ? holder(arena, (uintptr_t)ptr) : NULL;
+    if (!use->stream) status = TA_NO_HOST_MEMORY;
+    if (b) {
+        ta_use **at = &b->uses;
+        while (*at && (*at)->stream != use->stream) at = &(*at)->next;
+        if (!*at) {
+            *at = use;
+            use = NULL;
+            ta_emit(arena, TA_EVENT_RECORD_STREAM, b, stream);
+        }
+        status = TA_OK;
+    }
+    ta_lock_drop(&arena->lock);
+    ta_lock_drop(&d->pages);
+    free(use);
+    return status;
+}
+
+ta_status ta_base_address(ta_allocator *a, const void *ptr, void **base, size_t *size)
+{
+    *base = NULL;
+    *size = 0;
+    if (ta_forked(a)) return TA_FORKED;
+    ta_arena *arena = lock_arena_of(a, (uintptr_t)ptr);
+    if (!arena) return TA_INVALID;
+    const ta_block *b = holder(arena, (uintptr_t)ptr);
+    if (b) {
+        *base = (void *)(uintptr_t)b->addr;
+        *size = (size_t)b->size;
+    }
+    ta_lock_drop(&arena->lock);
+    return b ? TA_OK : TA_INVALID;
+}

@@ -1,0 +1,113 @@
+/* allocator.c - creating and destroying; what tells a forked child from its parent. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "device.h"
+#include "epoch.h"
+#include "pages.h"
+#include "pool.h"
+
+const char *ta_status_text(ta_status status)
+{
+    switch (status) {
+    case TA_OK: return "ok";
+    case TA_OUT_OF_MEMORY: return "out of memory";
+    case TA_NOT_READY: return "the stream has not passed that point";
+    case TA_INVALID: return "invalid argument";
+    case TA_UNSUPPORTED: return "not supported by this driver or device";
+    case TA_FORKED: return "called in a forked child, which cannot use its parent's CUDA";
+    case TA_GONE: return "the CUDA driver has shut down";
+    case TA_DRIVER: return "the CUDA driver failed";
+    case TA_NO_HOST_MEMORY: return "no host memory";
+    }
+    return "unknown status";
+}
+
+/* The kernel wipes the page in a child, however it was forked, with no handler of ours. */
+static volatile unsigned char *make_alive(void)
+{
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *page =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return NULL;
+    if (madvise(page, size, MADV_WIPEONFORK)) {
+        munmap(page, size);
+        return NULL;
+    }
+    *page = 1;
+    return page;
+}
+
+ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
+                              ta_allocator **allocator)
+{
+    *allocator = NULL;
+    if (!driver) return TA_INVALID;
+    ta_allocator *a = calloc(1, sizeof *a);
+    if (!a) return TA_NO_HOST_MEMORY;
+    a->driver = driver;
+    if (config) a->config = *config;
+    size_t bytes = TA_LOOKUP_SLOTS * sizeof *a->lookup; /* touched only where chunks are */
+    void *lookup = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    a->alive = make_alive();
+    if (lookup == MAP_FAILED || !a->alive) {
+        if (lookup != MAP_FAILED) munmap(lookup, bytes);
+        if (a->alive) munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+        free(a);
+        return TA_NO_HOST_MEMORY;
+    }
+    a->lookup = lookup;
+    ta_lock_init(&a->setup, TA_RANK_SETUP);
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        ta_device *d = &a->device[i];
+        d->allocator = a;
+        d->ordinal = i;
+        ta_lock_init(&d->pages, TA_RANK_PAGES);
+        pthread_cond_init(&d->pool_idle, NULL);
+        atomic_flag_clear(&d->counting.taken);
+        atomic_init(&d->tick, 1);
+        d->page_bytes = config && config->page_bytes ? config->page_bytes : TA_DEFAULT_PAGE;
+        for (int k = 0; k < TA_LIMIT_SOURCES; k++) d->limits[k] = TA_NO_LIMIT;
+    }
+    *allocator = a;
+    return TA_OK;
+}
+
+static void destroy_device(ta_device *d)
+{
+    uintptr_t saved[2];
+    bool entered = !ta_forked(d->allocator) && atomic_load(&d->used) && !ta_enter(d, saved);
+    if (entered) d->allocator->driver->device_wait(d->allocator->driver->self, d->ordinal);
+    if (entered) {
+        ta_pages_destroy(d);
+        ta_epoch_destroy(d);
+        ta_leave(d, saved);
+    }
+    ta_pools_destroy(d);
+    ta_arena_map_destroy(d);
+    pthread_cond_destroy(&d->pool_idle);
+    ta_lock_destroy(&d->pages);
+}
+
+void ta_allocator_destroy(ta_allocator *a)
+{
+    if (!a) return;
+    for (int i = 0; i < TA_MAX_DEVICES; i++) destroy_device(&a->device[i]);
+    ta_lock_destroy(&a->setup);
+    munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
+    munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+    free(a);
+}
+
+ta_status ta_set_stream_owner(ta_allocator *a, ta_stream_owner *owned, void *context)
+{
+    if (ta_forked(a)) return TA_FORKED;
+    ta_lock_take(&a->setup);
+    a->owner = owned;
+    a->owner_context = context;
+    ta_lock_drop(&a->setup);
+    return TA_OK;
+}

@@ -1,0 +1,59 @@
+/* block.c - live, pending, free: counts, the table and observers change together here and
+ * nowhere else. Called by alloc.c and epoch.c with the arena's lock held. */
+#include "block.h"
+
+#include <stdlib.h>
+
+#include "arena.h"
+#include "count.h"
+#include "events.h"
+#include "table.h"
+
+void ta_block_begin(ta_arena *arena, ta_block *b, uint64_t requested)
+{
+    b->state = TA_LIVE;
+    b->requested = requested;
+    b->uses = NULL;
+    b->serial = ta_count_alloc(arena, b->size, requested);
+    ta_table_insert(&arena->table, b);
+    ta_emit(arena, TA_EVENT_ALLOC, b, arena->stream->handle);
+}
+
+static void done(ta_arena *arena, ta_block *b, uint64_t tick)
+{
+    ta_emit(arena, TA_EVENT_FREE_DONE, b, arena->stream->handle);
+    ta_table_remove(&arena->table, b);
+    ta_arena_give(arena, b, tick);
+}
+
+void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
+{
+    ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
+    ta_count_free(arena, b->size, b->requested, b->uses != NULL);
+    if (!b->uses) {
+        done(arena, b, tick);
+        return;
+    }
+    b->state = TA_PENDING;
+    b->pending_next = NULL;
+    b->pending_prev = arena->pending_last;
+    *(arena->pending_last ? &arena->pending_last->pending_next : &arena->pending_first) = b;
+    arena->pending_last = b;
+}
+
+void ta_uses_free(ta_block *b)
+{
+    for (ta_use *u = b->uses, *next; u; u = next) {
+        next = u->next;
+        free(u);
+    }
+    b->uses = NULL;
+}
+
+void ta_block_settle(ta_arena *arena, ta_block *b)
+{
+    ta_uses_free(b);
+    ta_count_settled(arena, b->size);
+    /* A later tick than its free's can only make us wait longer. */
+    done(arena, b, atomic_load_explicit(&arena->device->tick, memory_order_relaxed));
+}

@@ -1,0 +1,25 @@
+/* chunk.h - a range of addresses cut into page slots. Guarded by its arena's lock. */
+#ifndef TA_CHUNK_H
+#define TA_CHUNK_H
+
+#include "types.h"
+
+/* Spare or new structure for `size` bytes at `addr`, no slot mapped; NULL: no host memory.
+ * Device's `pages` held. */
+ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
+                          uint64_t page_bytes);
+/* Keeps the structure as a spare: a stray free may still look at it. */
+void ta_chunk_retire(ta_device *device, ta_chunk *chunk);
+/* Mapped slots in [low, high). */
+uint32_t ta_chunk_mapped(const ta_chunk *chunk, uint32_t low, uint32_t high);
+void ta_chunk_set(ta_chunk *chunk, uint32_t slot, ta_handle page);
+ta_handle ta_chunk_clear(ta_chunk *chunk, uint32_t slot);
+static inline bool ta_chunk_has(const ta_chunk *chunk, uint32_t slot)
+{
+    return chunk->mapped[slot / 64] >> slot % 64 & 1;
+}
+/* From address to chunk, for every address of every chunk. No lock needed to look. */
+void ta_lookup_set(ta_allocator *allocator, const ta_chunk *chunk, ta_chunk *value);
+ta_chunk *ta_lookup(const ta_allocator *allocator, uint64_t addr);
+
+#endif

@@ -1,0 +1,87 @@
+/* count.c - the arena's counts, under its lock, and the device's gauges, under `counting`:
+ * exact at every moment, peaks included. Called by block.c and pages.c. */
+#include "count.h"
+
+static void up(ta_gauge g[3], int kind, uint64_t by)
+{
+    ta_gauge_up(&g[TA_POOL_ALL], by);
+    ta_gauge_up(&g[kind], by);
+}
+
+static void down(ta_gauge g[3], int kind, uint64_t by)
+{
+    ta_gauge_down(&g[TA_POOL_ALL], by);
+    ta_gauge_down(&g[kind], by);
+}
+
+static int kind_of(const ta_arena *arena)
+{
+    return arena->small ? TA_POOL_SMALL : TA_POOL_LARGE;
+}
+
+uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested)
+{
+    ta_device *d = arena->device;
+    int kind = kind_of(arena);
+    arena->counts.live_blocks++;
+    arena->counts.live_bytes += bytes;
+    arena->counts.live_requested += requested;
+    ta_spin_take(&d->counting);
+    up(d->stats.allocations, kind, 1);
+    up(d->stats.allocated, kind, bytes);
+    up(d->stats.requested, kind, requested);
+    up(d->stats.active_blocks, kind, 1);
+    up(d->stats.active, kind, bytes);
+    uint64_t serial = ++d->serial * TA_MAX_DEVICES + (uint64_t)d->ordinal;
+    ta_spin_drop(&d->counting);
+    return serial;
+}
+
+void ta_count_free(ta_arena *arena, uint64_t bytes, uint64_t requested, bool pending)
+{
+    ta_device *d = arena->device;
+    int kind = kind_of(arena);
+    arena->counts.live_blocks--;
+    arena->counts.live_bytes -= bytes;
+    arena->counts.live_requested -= requested;
+    ta_spin_take(&d->counting);
+    down(d->stats.allocations, kind, 1);
+    down(d->stats.allocated, kind, bytes);
+    down(d->stats.requested, kind, requested);
+    if (pending) {
+        arena->counts.pending_blocks++;
+        arena->counts.pending_bytes += bytes;
+        ta_gauge_up(&d->stats.pending, bytes);
+    } else {
+        down(d->stats.active_blocks, kind, 1);
+        down(d->stats.active, kind, bytes);
+    }
+    ta_spin_drop(&d->counting);
+}
+
+void ta_count_settled(ta_arena *arena, uint64_t bytes)
+{
+    ta_device *d = arena->device;
+    int kind = kind_of(arena);
+    arena->counts.pending_blocks--;
+    arena->counts.pending_bytes -= bytes;
+    ta_spin_take(&d->counting);
+    ta_gauge_down(&d->stats.pending, bytes);
+    down(d->stats.active_blocks, kind, 1);
+    down(d->stats.active, kind, bytes);
+    ta_spin_drop(&d->counting);
+}
+
+void ta_count_pages(ta_device *d, int64_t pages, uint64_t page_bytes)
+{
+    uint64_t count = (uint64_t)(pages < 0 ? -pages : pages);
+    ta_spin_take(&d->counting);
+    if (pages >= 0) {
+        ta_gauge_up(&d->stats.pages, count);
+        ta_gauge_up(&d->stats.reserved, count * page_bytes);
+    } else {
+        ta_gauge_down(&d->stats.pages, count);
+        ta_gauge_down(&d->stats.reserved, count * page_bytes);
+    }
+    ta_spin_drop(&d->counting);
+}

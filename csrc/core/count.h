@@ -1,0 +1,27 @@
+/* count.h - the device's gauges. Each call takes and drops `counting`. */
+#ifndef TA_COUNT_H
+#define TA_COUNT_H
+
+#include "types.h"
+
+static inline void ta_gauge_up(ta_gauge *g, uint64_t by)
+{
+    g->current += by;
+    g->increased += by;
+    if (g->current > g->peak) g->peak = g->current;
+}
+static inline void ta_gauge_down(ta_gauge *g, uint64_t by)
+{
+    g->current -= by;
+    g->decreased += by;
+}
+/* A block became live: returns its serial. */
+uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested);
+/* A live block was freed; `pending` if its bytes still wait. */
+void ta_count_free(ta_arena *arena, uint64_t bytes, uint64_t requested, bool pending);
+/* A pending block became free. */
+void ta_count_settled(ta_arena *arena, uint64_t bytes);
+/* Pages came from (positive) or went to the driver. */
+void ta_count_pages(ta_device *device, int64_t pages, uint64_t page_bytes);
+
+#endif

@@ -1,0 +1,34 @@
+/* device.h - a device's first use, its arenas, and what other devices may do. */
+#ifndef TA_DEVICE_H
+#define TA_DEVICE_H
+
+#include "types.h"
+
+/* The device, looked at when first asked for. Takes `setup`. */
+ta_status ta_device_open(ta_allocator *allocator, int ordinal, ta_device **device);
+static inline ta_device *ta_device_if_used(ta_allocator *a, int ordinal)
+{
+    if (ordinal < 0 || ordinal >= TA_MAX_DEVICES) return NULL;
+    ta_device *d = &a->device[ordinal];
+    return atomic_load_explicit(&d->used, memory_order_acquire) ? d : NULL;
+}
+/* The ordinary arena, if it exists. No lock needed. */
+ta_arena *ta_arena_find(const ta_device *device, ta_stream stream, bool small);
+/* Made if it does not exist; of `pool` where there is one. `pages` held. NULL: no host
+ * memory. */
+ta_arena *ta_arena_get(ta_device *device, ta_stream stream, bool small, ta_pool *pool);
+void ta_arena_map_destroy(ta_device *device);
+
+/* Brackets driver calls: the device's context is current in between. */
+static inline ta_status ta_enter(ta_device *d, uintptr_t saved[2])
+{
+    const ta_driver *driver = d->allocator->driver;
+    return driver->enter(driver->self, d->ordinal, saved);
+}
+static inline void ta_leave(ta_device *d, const uintptr_t saved[2])
+{
+    const ta_driver *driver = d->allocator->driver;
+    driver->leave(driver->self, d->ordinal, saved);
+}
+
+#endif

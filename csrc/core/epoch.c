@@ -1,0 +1,203 @@
+/* epoch.c - ticks, marks in streams, pending blocks, and every wait of the allocator.
+ *
+ * Called by alloc.c, pages.c and pool.c with the device's `pages` held. A tick is taken
+ * before its event is recorded, and a free reads the tick after its stream's work was
+ * queued: so an event of tick t covers every free that bears a lower one. No lock of ours is
+ * held while the host waits; what was true before is looked at again by the caller. */
+#include "epoch.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#include "arena.h"
+#include "calls.h"
+#include "pool.h"
+#include "block.h"
+
+#define MARKS_MAX 256 /* a stream's; the newest is moved when there are more */
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static bool default_stream(ta_stream stream) { return (uintptr_t)stream <= 1; }
+
+ta_stream_state *ta_stream_get(ta_device *d, ta_stream handle)
+{
+    for (ta_stream_state *s = d->streams; s; s = s->next)
+        if (s->handle == handle) return s;
+    ta_stream_state *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    ta_allocator *a = d->allocator;
+    s->handle = handle;
+    s->owned = default_stream(handle) ||
+               (a->owner && a->owner(a->owner_context, d->ordinal, handle));
+    s->next = d->streams;
+    d->streams = s;
+    return s;
+}
+
+static void spare_mark(ta_device *d, ta_mark_event *m)
+{
+    m->next = d->spare_marks;
+    d->spare_marks = m;
+}
+
+static void pop_mark(ta_device *d, ta_stream_state *s)
+{
+    ta_mark_event *m = s->first;
+    if (m->tick > s->passed) s->passed = m->tick;
+    s->first = m->next;
+    if (!s->first) s->last = NULL;
+    s->marks--;
+    m->popped = true;
+    if (!m->waiters) spare_mark(d, m); /* else the last waiter does */
+}
+
+void ta_stream_poll(ta_device *d, ta_stream_state *s)
+{
+    while (s->first && ta_call_query(d, s->first->event) == TA_OK) pop_mark(d, s);
+}
+
+ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
+{
+    if (s->marked > tick) return TA_OK;
+    bool move = s->marks >= MARKS_MAX && !s->last->waiters;
+    ta_mark_event *m = move ? s->last : d->spare_marks;
+    if (!m && !(m = calloc(1, sizeof *m))) return TA_NO_HOST_MEMORY;
+    if (m == d->spare_marks) d->spare_marks = m->next;
+    tick = atomic_fetch_add(&d->tick, 1) + 1;
+    ta_status status = ta_call_record(d, s->handle, &m->event);
+    if (status) {
+        if (!move) spare_mark(d, m); /* else it stands for its old point as before */
+        return status;
+    }
+    m->tick = s->marked = tick;
+    if (move) return TA_OK;
+    m->next = NULL;
+    m->popped = false;
+    *(s->last ? &s->last->next : &s->first) = m;
+    s->last = m;
+    s->marks++;
+    return TA_OK;
+}
+
+static void count_wait(ta_device *d, double since)
+{
+    ta_spin_take(&d->counting);
+    d->stats.waits++;
+    d->stats.wait_us += now_us() - since;
+    ta_spin_drop(&d->counting);
+}
+
+ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
+{
+    const ta_driver *driver = d->allocator->driver;
+    ta_status status = ta_stream_mark(d, s, tick);
+    if (status == TA_NOT_READY || status == TA_GONE) return status;
+    if (status) return ta_device_wait(d);
+    ta_mark_event *m = s->first;
+    while (m && m->tick <= tick) m = m->next;
+    if (!m) return TA_OK; /* passed already */
+    double since = now_us();
+    m->waiters++;
+    ta_lock_drop(&d->pages);
+    status = driver->event_wait(driver->self, m->event);
+    ta_lock_take(&d->pages);
+    m->waiters--;
+    count_wait(d, since);
+    if (m->popped) {
+        if (!m->waiters) spare_mark(d, m);
+    } else if (!status)
+        ta_stream_poll(d, s);
+    return status;
+}
+
+ta_status ta_device_wait(ta_device *d)
+{
+    const ta_driver *driver = d->allocator->driver;
+    if (atomic_load(&d->open_count)) return TA_NOT_READY;
+    for (ta_stream_state *s = d->streams; s; s = s->next) {
+        bool capturing = false;
+        if (driver->is_capturing(driver->self, d->ordinal, s->handle, &capturing) ||
+            capturing)
+            return TA_NOT_READY;
+    }
+    double since = now_us();
+    uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
+    ta_lock_drop(&d->pages);
+    ta_status status = driver->device_wait(driver->self, d->ordinal);
+    ta_lock_take(&d->pages);
+    count_wait(d, since);
+    if (status) return status;
+    for (ta_stream_state *s = d->streams; s; s = s->next) {
+        while (s->first && s->first->tick <= tick) pop_mark(d, s);
+        if (s->passed < tick) s->passed = tick;
+        if (s->marked < tick) s->marked = tick;
+    }
+    if (d->device_passed < tick) d->device_passed = tick;
+    ta_pools_retire(d);
+    return TA_OK;
+}
+
+/* --- pending blocks ----------------------------------------------------------------- */
+static bool still_used(ta_device *d, const ta_use *u)
+{
+    for (; u; u = u->next) {
+        ta_stream_mark(d, u->stream, u->tick); /* where the free could not */
+        ta_stream_poll(d, u->stream);
+        if (u->stream->passed <= u->tick) return true;
+    }
+    return false;
+}
+
+size_t ta_pending_poll(ta_device *d, ta_arena *arena)
+{
+    size_t settled = 0;
+    ta_lock_take(&arena->lock);
+    for (ta_block *b = arena->pending_first, *next; b; b = next) {
+        next = b->pending_next;
+        if (still_used(d, b->uses)) continue;
+        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
+        *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
+        ta_block_settle(arena, b);
+        settled++;
+    }
+    ta_lock_drop(&arena->lock);
+    return settled;
+}
+
+ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
+{
+    ta_stream_state *stream = NULL;
+    uint64_t tick = 0;
+    ta_lock_take(&arena->lock);
+    for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
+        for (ta_use *u = b->uses; u && !stream; u = u->next)
+            if (u->stream->passed <= u->tick && u->tick < before) {
+                stream = u->stream;
+                tick = u->tick;
+            }
+    ta_lock_drop(&arena->lock);
+    return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
+}
+
+void ta_epoch_destroy(ta_device *d)
+{
+    const ta_driver *driver = d->allocator->driver;
+    for (ta_stream_state *s = d->streams, *next; s; s = next) {
+        next = s->next;
+        while (s->first) pop_mark(d, s);
+        free(s);
+    }
+    for (ta_mark_event *m = d->spare_marks, *next; m; m = next) {
+        next = m->next;
+        if (m->event) driver->event_destroy(driver->self, m->event);
+        free(m);
+    }
+    d->streams = NULL;
+    d->spare_marks = NULL;
+}

@@ -1,0 +1,29 @@
+/* epoch.h - which streams have passed what. Every function needs the device's `pages` lock
+ * unless it says otherwise. */
+#ifndef TA_EPOCH_H
+#define TA_EPOCH_H
+
+#include "types.h"
+
+/* The device's state of a stream, made at its first sight; NULL: no host memory. */
+ta_stream_state *ta_stream_get(ta_device *device, ta_stream stream);
+/* Looks which marks the stream has passed since. */
+void ta_stream_poll(ta_device *device, ta_stream_state *stream);
+/* Marks the stream's present point, unless a mark is newer than `tick` already.
+ * TA_NOT_READY while the stream is being captured. */
+ta_status ta_stream_mark(ta_device *device, ta_stream_state *stream, uint64_t tick);
+/* Waits, with `pages` dropped meanwhile, until the stream has passed what was freed at
+ * `tick`. TA_NOT_READY where that cannot be waited for now. */
+ta_status ta_stream_wait(ta_device *device, ta_stream_state *stream, uint64_t tick);
+/* Waits for the whole device, with `pages` dropped meanwhile; TA_NOT_READY while a capture
+ * is open. Everything freed before has passed then. */
+ta_status ta_device_wait(ta_device *device);
+/* Blocks of the arena that were freed while recorded streams used them: those that are no
+ * longer used become free; how many. Takes the arena's lock. */
+size_t ta_pending_poll(ta_device *device, ta_arena *arena);
+/* Waits for the arena's oldest pending block of those freed before tick `before`.
+ * TA_NOT_READY where there is none, or it cannot be waited for. */
+ta_status ta_pending_wait(ta_device *device, ta_arena *arena, uint64_t before);
+void ta_epoch_destroy(ta_device *device);
+
+#endif

@@ -1,0 +1,63 @@
+/* lock.h - locks with a rank. In checking builds taking one out of order ends the program. */
+#ifndef TA_LOCK_H
+#define TA_LOCK_H
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+typedef enum ta_rank {
+    TA_RANK_NONE = 0,
+    TA_RANK_SETUP = 1,
+    TA_RANK_PAGES = 2,
+    TA_RANK_ARENA = 3,
+    TA_RANK_COUNTING = 4
+} ta_rank;
+
+typedef struct ta_lock {
+    pthread_mutex_t mutex;
+    ta_rank rank;
+} ta_lock;
+
+/* Held for a few instructions only. */
+typedef struct ta_spin {
+    atomic_flag taken;
+} ta_spin;
+
+#ifdef TA_CHECKING
+void ta_rank_push(ta_rank rank);
+void ta_rank_pop(ta_rank rank);
+#else
+static inline void ta_rank_push(ta_rank rank) { (void)rank; }
+static inline void ta_rank_pop(ta_rank rank) { (void)rank; }
+#endif
+
+static inline void ta_lock_init(ta_lock *lock, ta_rank rank)
+{
+    pthread_mutex_init(&lock->mutex, NULL);
+    lock->rank = rank;
+}
+static inline void ta_lock_destroy(ta_lock *lock) { pthread_mutex_destroy(&lock->mutex); }
+static inline void ta_lock_take(ta_lock *lock)
+{
+    ta_rank_push(lock->rank);
+    pthread_mutex_lock(&lock->mutex);
+}
+static inline void ta_lock_drop(ta_lock *lock)
+{
+    pthread_mutex_unlock(&lock->mutex);
+    ta_rank_pop(lock->rank);
+}
+static inline void ta_spin_take(ta_spin *spin)
+{
+    ta_rank_push(TA_RANK_COUNTING);
+    for (int i = 0; atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire);)
+        if (++i % 64 == 0) sched_yield();
+}
+static inline void ta_spin_drop(ta_spin *spin)
+{
+    atomic_flag_clear_explicit(&spin->taken, memory_order_release);
+    ta_rank_pop(TA_RANK_COUNTING);
+}
+
+#endif

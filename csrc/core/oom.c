@@ -1,0 +1,150 @@
+/* oom.c - the diagnosis of a refusal: gathered under the device's `pages`, told later. */
+#include "oom.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "pages.h"
+
+uint64_t ta_arena_partly_used(const ta_arena *arena)
+{
+    uint64_t mapped = 0;
+    for (const ta_chunk *c = arena->chunks; c; c = c->next)
+        mapped += (uint64_t)c->mapped_count << c->shift;
+    uint64_t used = arena->counts.live_bytes + arena->counts.pending_bytes +
+                    arena->idle * arena->page_bytes;
+    return mapped > used ? mapped - used : 0; /* less where a place is held just now */
+}
+
+static void keep_largest(ta_oom *oom, uint64_t size, ta_stream stream)
+{
+    enum { COUNT = sizeof oom->largest / sizeof *oom->largest };
+    if (size <= oom->largest[COUNT - 1]) return;
+    int at = COUNT - 1;
+    for (; at > 0 && oom->largest[at - 1] < size; at--) {
+        oom->largest[at] = oom->largest[at - 1];
+        oom->largest_stream[at] = oom->largest_stream[at - 1];
+    }
+    oom->largest[at] = size;
+    oom->largest_stream[at] = stream;
+}
+
+void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, uint64_t short_by,
+                 ta_status status, ta_oom *oom)
+{
+    const ta_driver *driver = d->allocator->driver;
+    ta_limit_source source;
+    uintptr_t saved[2];
+    memset(oom, 0, sizeof *oom);
+    oom->status = status;
+    oom->device = d->ordinal;
+    oom->stream = stream;
+    oom->requested = requested;
+    oom->short_by = short_by;
+    oom->page_bytes = d->page_bytes;
+    oom->limit = ta_limit_of(d, &source);
+    oom->limit_source = source;
+    oom->device_total = d->total;
+    if (driver->enter(driver->self, d->ordinal, saved) == TA_OK) {
+        uint64_t total;
+        if (driver->mem_info(driver->self, d->ordinal, &oom->device_free, &total))
+            oom->device_free = 0;
+        driver->leave(driver->self, d->ordinal, saved);
+    }
+    ta_spin_take(&d->counting);
+    oom->reserved = d->stats.reserved.current;
+    oom->live = d->stats.allocated[TA_POOL_ALL].current;
+    oom->pending = d->stats.pending.current;
+    ta_spin_drop(&d->counting);
+    oom->idle = d->ready.count * d->page_bytes;
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        ta_lock_take(&a->lock);
+        uint64_t idle = a->idle * a->page_bytes;
+        oom->idle += idle;
+        if (!ta_arena_yields(d, a)) oom->idle_in_graphs += idle;
+        oom->partly_used += ta_arena_partly_used(a);
+        for (size_t i = 0; a->table.slots && i <= a->table.mask; i++) {
+            const ta_block *b = a->table.slots[i];
+            if (b && b->state == TA_LIVE) keep_largest(oom, b->size, a->stream->handle);
+        }
+        ta_lock_drop(&a->lock);
+    }
+}
+
+/* --- the text --------------------------------------------------------------------------- */
+typedef struct ta_text {
+    char *text;
+    size_t capacity;
+    int length;
+} ta_text;
+
+__attribute__((format(printf, 2, 3))) static void add(ta_text *t, const char *format, ...)
+{
+    va_list arguments;
+    size_t used = (size_t)t->length < t->capacity ? (size_t)t->length : t->capacity;
+    va_start(arguments, format);
+    int n = vsnprintf(t->text ? t->text + used : NULL, t->capacity - used, format, arguments);
+    va_end(arguments);
+    if (n > 0) t->length += n;
+}
+
+static void add_size(ta_text *t, const char *before, uint64_t bytes, const char *after)
+{
+    static const char *const unit[] = {"KiB", "MiB", "GiB"};
+    double n = (double)bytes / 1024;
+    int i = 0;
+    for (; n >= 1024 && i < 2; i++) n /= 1024;
+    if (bytes < 1024)
+        add(t, "%s%llu bytes%s", before, (unsigned long long)bytes, after);
+    else
+        add(t, "%s%.2f %s%s", before, n, unit[i], after);
+}
+
+static const char *const source_text[TA_LIMIT_SOURCES] = {
+    "", "set by enable() or set_limit()", "set by TORCHARENA_LIMIT",
+    "set by torch.cuda.set_per_process_memory_fraction()", "set by the administrator"};
+
+int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
+{
+    ta_text t = {text, capacity, 0};
+    bool capped = oom->limit != TA_NO_LIMIT;
+    if (capacity) *text = 0;
+    add_size(&t, "CUDA out of memory. Tried to allocate ", oom->requested, ". ");
+    add(&t, "GPU %d has a total capacity of ", oom->device);
+    add_size(&t, "", oom->device_total, " of which ");
+    add_size(&t, "", oom->device_free, " is free. ");
+    if (oom->status != TA_OUT_OF_MEMORY) {
+        add(&t, "torcharena could not serve the request: %s.", ta_status_text(oom->status));
+        return t.length;
+    }
+    if (capped) {
+        add_size(&t, "", oom->limit, " allowed");
+        int source = oom->limit_source;
+        add(&t, " (the cap %s, for this process; the CUDA context comes on top); ",
+            source > 0 && source < TA_LIMIT_SOURCES ? source_text[source] : "");
+    }
+    add_size(&t, "Of the allocated memory ", oom->live, " is in live blocks");
+    if (oom->pending) add_size(&t, ", ", oom->pending, " was freed while other streams use it");
+    if (oom->partly_used) {
+        add_size(&t, ", ", oom->partly_used, " is lost in partly used pages (each of ");
+        add_size(&t, "", oom->page_bytes, ", free in part beside live blocks)");
+    }
+    if (oom->idle_in_graphs)
+        add_size(&t, ", ", oom->idle_in_graphs, " is idle but belongs to CUDA graphs");
+    if (oom->idle > oom->idle_in_graphs)
+        add_size(&t, ", ", oom->idle - oom->idle_in_graphs, " is idle and too little");
+    add_size(&t, ". The request is short by ", oom->short_by, ".");
+    if (oom->largest[0]) {
+        add(&t, " Largest live blocks:");
+        for (int i = 0; i < 5 && oom->largest[i]; i++)
+            add_size(&t, i ? ", " : " ", oom->largest[i], "");
+        add(&t, ".");
+    }
+    if (capped && oom->device_free > oom->short_by)
+        add(&t, " The device itself has room: a higher cap would do.");
+    else if (!capped && oom->device_total > oom->device_free + oom->reserved)
+        add_size(&t, " ", oom->device_total - oom->device_free - oom->reserved,
+                 " of the device is held by CUDA contexts and other processes.");
+    return t.length;
+}

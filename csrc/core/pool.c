@@ -1,0 +1,132 @@
+/* pool.c - begin, end and release of graph pools.
+ *
+ * Called by PyTorch's hooks through the public functions, by alloc.c and epoch.c. While a
+ * filter runs no lock is held; `calls` keeps its pool open until it has returned. */
+#include "pool.h"
+
+#include <stdlib.h>
+
+#include "device.h"
+
+static ta_pool *find(const ta_device *d, ta_pool_id id)
+{
+    ta_pool *p = d->pools;
+    while (p && (p->id.a != id.a || p->id.b != id.b)) p = p->next;
+    return p;
+}
+
+ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id, ta_pool_filter *filter,
+                        void *context)
+{
+    ta_device *d;
+    if (ta_forked(a)) return TA_FORKED;
+    ta_status status = ta_device_open(a, device, &d);
+    if (status) return status;
+    ta_open_pool *open = calloc(1, sizeof *open);
+    if (!open) return TA_NO_HOST_MEMORY;
+    ta_lock_take(&d->pages);
+    ta_pool *p = find(d, id);
+    if (atomic_load(&d->open_count) >= TA_OPEN_POOLS)
+        status = TA_INVALID;
+    else if (!p && (p = calloc(1, sizeof *p))) {
+        p->id = id;
+        p->next = d->pools;
+        d->pools = p;
+    } else if (!p)
+        status = TA_NO_HOST_MEMORY;
+    if (!status) {
+        p->begins++;
+        *open = (ta_open_pool){d->open, p, filter, context, 0};
+        d->open = open;
+        atomic_fetch_add(&d->open_count, 1);
+    }
+    ta_lock_drop(&d->pages);
+    if (status) free(open);
+    return status;
+}
+
+ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context)
+{
+    *context = NULL;
+    if (ta_forked(a)) return TA_FORKED;
+    ta_device *d = ta_device_if_used(a, device);
+    if (!d) return TA_INVALID;
+    ta_lock_take(&d->pages);
+    ta_open_pool **at = &d->open, *open;
+    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b)) at = &(*at)->next;
+    if ((open = *at)) {
+        *at = open->next;
+        atomic_fetch_sub(&d->open_count, 1);
+        while (open->calls) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
+        *context = open->context;
+        free(open);
+    }
+    ta_lock_drop(&d->pages);
+    return open ? TA_OK : TA_INVALID;
+}
+
+ta_status ta_pool_release(ta_allocator *a, int device, ta_pool_id id)
+{
+    if (ta_forked(a)) return TA_FORKED;
+    ta_device *d = ta_device_if_used(a, device);
+    if (!d) return TA_INVALID;
+    ta_lock_take(&d->pages);
+    ta_pool *p = find(d, id);
+    bool known = p && p->releases < p->begins;
+    if (known && ++p->releases == p->begins) p->released_at = atomic_load(&d->tick);
+    ta_lock_drop(&d->pages);
+    return known ? TA_OK : TA_INVALID;
+}
+
+ta_pool *ta_pool_for(ta_device *d, ta_stream stream)
+{
+    ta_open_pool *open[TA_OPEN_POOLS];
+    ta_pool *found = NULL;
+    int count = 0;
+    ta_lock_take(&d->pages);
+    for (ta_open_pool *o = d->open; o; o = o->next) {
+        o->calls++;
+        open[count++] = o;
+    }
+    ta_lock_drop(&d->pages);
+    for (int i = 0; i < count && !found; i++)
+        if (open[i]->filter(open[i]->context, stream)) found = open[i]->pool;
+    ta_lock_take(&d->pages);
+    for (int i = 0; i < count; i++) open[i]->calls--;
+    pthread_cond_broadcast(&d->pool_idle);
+    ta_lock_drop(&d->pages);
+    return found;
+}
+
+void ta_pools_retire(ta_device *d)
+{
+    for (ta_pool **at = &d->pools, *p; (p = *at);) {
+        bool open = false;
+        for (const ta_open_pool *o = d->open; o; o = o->next) open |= o->pool == p;
+        if (open || p->begins != p->releases || p->released_at >= d->device_passed) {
+            at = &p->next;
+            continue;
+        }
+        for (ta_arena *a = d->arenas; a; a = a->next)
+            if (atomic_load(&a->pool) == p) {
+                a->orphan = true;
+                atomic_store(&a->pool, NULL);
+            }
+        *at = p->next;
+        free(p);
+    }
+}
+
+void ta_pools_destroy(ta_device *d)
+{
+    for (ta_open_pool *o = d->open, *next; o; o = next) {
+        next = o->next;
+        free(o);
+    }
+    for (ta_pool *p = d->pools, *next; p; p = next) {
+        next = p->next;
+        free(p);
+    }
+    d->open = NULL;
+    d->pools = NULL;
+}

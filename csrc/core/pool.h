@@ -1,0 +1,15 @@
+/* pool.h - memory of CUDA graphs. */
+#ifndef TA_POOL_H
+#define TA_POOL_H
+
+#include "types.h"
+
+/* The open pool that takes a request for the stream; NULL: none. Calls filters, so no lock
+ * may be held. */
+ta_pool *ta_pool_for(ta_device *device, ta_stream stream);
+/* Pools whose last release the whole device has passed: their arenas become ordinary memory
+ * that takes no more requests. `pages` held. */
+void ta_pools_retire(ta_device *device);
+void ta_pools_destroy(ta_device *device);
+
+#endif

@@ -1,0 +1,100 @@
+/* stats.c - the numbers of a device. Public functions only; thread-safe. */
+#include <string.h>
+
+#include "device.h"
+#include "oom.h"
+#include "pages.h"
+
+ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
+{
+    memset(stats, 0, sizeof *stats);
+    if (ta_forked(a)) return TA_FORKED;
+    ta_device *d = ta_device_if_used(a, device);
+    if (!d) return TA_INVALID;
+    ta_limit_source source;
+    uint64_t idle = 0, partly = 0, arenas = 0, streams = 0;
+    ta_lock_take(&d->pages);
+    for (ta_arena *arena = d->arenas; arena; arena = arena->next, arenas++) {
+        ta_lock_take(&arena->lock);
+        idle += arena->idle * arena->page_bytes;
+        partly += ta_arena_partly_used(arena);
+        ta_lock_drop(&arena->lock);
+    }
+    for (const ta_stream_state *s = d->streams; s; s = s->next) streams++;
+    idle += d->ready.count * d->page_bytes;
+    ta_spin_take(&d->counting);
+    if (partly > d->stats.largest_idle_partly_used)
+        d->stats.largest_idle_partly_used = partly;
+    *stats = d->stats;
+    ta_spin_drop(&d->counting);
+    stats->limit = ta_limit_of(d, &source);
+    stats->limit_source = source;
+    stats->page_bytes = d->page_bytes;
+    ta_lock_drop(&d->pages);
+    stats->idle = idle;
+    stats->partly_used = partly;
+    stats->arenas = arenas;
+    stats->streams = streams;
+    return TA_OK;
+}
+
+/* Every gauge of the device. */
+static void each_gauge(ta_stats *s, void (*change)(ta_gauge *))
+{
+    ta_gauge *of_kinds[] = {s->allocations, s->allocated, s->requested, s->active_blocks,
+                            s->active};
+    ta_gauge *single[] = {&s->reserved, &s->pages, &s->pending, &s->addresses};
+    for (size_t i = 0; i < sizeof of_kinds / sizeof *of_kinds; i++)
+        for (int kind = 0; kind < 3; kind++) change(&of_kinds[i][kind]);
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) change(single[i]);
+}
+
+static void lower_peak(ta_gauge *g) { g->peak = g->current; }
+
+/* current = increased - decreased stays true */
+static void forget_past(ta_gauge *g)
+{
+    g->increased = g->current;
+    g->decreased = 0;
+}
+
+static ta_status change_gauges(ta_allocator *a, int device, bool accumulated)
+{
+    if (ta_forked(a)) return TA_FORKED;
+    ta_device *d = ta_device_if_used(a, device);
+    if (!d) return TA_INVALID;
+    ta_spin_take(&d->counting);
+    if (accumulated) {
+        each_gauge(&d->stats, forget_past);
+        d->stats.oom_count = d->stats.retry_count = 0;
+    } else {
+        each_gauge(&d->stats, lower_peak);
+        d->stats.largest_idle_partly_used = 0;
+    }
+    ta_spin_drop(&d->counting);
+    return TA_OK;
+}
+
+ta_status ta_reset_peaks(ta_allocator *a, int device) { return change_gauges(a, device, false); }
+
+ta_status ta_reset_accumulated(ta_allocator *a, int device)
+{
+    return change_gauges(a, device, true);
+}
+
+ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes, uint64_t *total)
+{
+    uintptr_t saved[2];
+    *free_bytes = *total = 0;
+    if (ta_forked(a)) return TA_FORKED;
+    ta_status status = a->driver->enter(a->driver->self, device, saved);
+    if (status) return status;
+    status = a->driver->mem_info(a->driver->self, device, free_bytes, total);
+    a->driver->leave(a->driver->self, device, saved);
+    return status;
+}
+
+bool ta_device_used(ta_allocator *a, int device)
+{
+    return !ta_forked(a) && ta_device_if_used(a, device);
+}

@@ -1,0 +1,262 @@
+/* types.h - the structures of the allocator, and the words for them.
+ *
+ *   allocator   all devices of a process
+ *   device      one GPU: its arenas, its streams, the pages it holds
+ *   stream      a queue of work; remembers up to which tick the GPU has passed
+ *   arena       the blocks of one (device, stream, kind)
+ *   chunk       a range of addresses of one arena, cut into page slots
+ *   page        physical memory of one size, mapped into a slot or kept ready
+ *   block       a piece of a chunk: live, pending, held or free
+ *   hole        a maximal run of free blocks, the unit of best fit
+ *   tick        a count of points in time; a free bears the tick it happened at, an event
+ *               the tick it was recorded at. What was freed at t may be unmapped once the
+ *               stream has passed an event of a tick above t.
+ *
+ * Locks, outermost first: a device's `pages`, one arena's `lock`, a device's `counting`.
+ * What each guards is written beside the fields. */
+#ifndef TA_TYPES_H
+#define TA_TYPES_H
+
+#include <stdatomic.h>
+
+#include "driver.h"
+#include "lock.h"
+
+typedef struct ta_block ta_block;
+typedef struct ta_hole ta_hole;
+typedef struct ta_chunk ta_chunk;
+typedef struct ta_arena ta_arena;
+typedef struct ta_device ta_device;
+typedef struct ta_stream_state ta_stream_state;
+typedef struct ta_pool ta_pool;
+
+/* A stream that `record_stream` named for a block. Passed when  stream->passed > tick,  the
+ * tick of the block's free. */
+typedef struct ta_use {
+    struct ta_use *next;
+    ta_stream_state *stream;
+    uint64_t tick;
+} ta_use;
+
+typedef enum ta_state {
+    TA_FREE = 0,    /* part of a hole */
+    TA_LIVE = 1,    /* the user's */
+    TA_PENDING = 2, /* freed by the user, used by a recorded stream */
+    TA_HELD = 3     /* ours, while its pages are being brought or its free is under way */
+} ta_state;
+
+/* Blocks of a chunk tile it:  block.addr + block.size = block.next->addr.
+ * A free block owns the idle pages that its freeing made idle, [own_first, own_end):
+ *     every idle page of a hole is owned by exactly one of its free blocks
+ *     own_mapped = mapped pages in [own_first, own_end);  listed = own_mapped > 0
+ * and a hole of several blocks has none that owns nothing. */
+struct ta_block {
+    uint64_t addr, size;
+    ta_block *prev, *next; /* by address, within the chunk */
+    ta_chunk *chunk;
+    ta_state state;
+    bool listed; /* free: in the arena's list of idle memory */
+    bool broken; /* held: pages under it that the driver neither lets us use nor unmaps */
+    union {
+        struct { /* live, pending, held */
+            uint64_t requested, serial;
+            ta_use *uses;
+            ta_block *pending_prev, *pending_next;
+        };
+        struct { /* free */
+            ta_hole *hole; /* right on the first and the last block of the hole */
+            uint64_t tick; /* when the owned pages became idle */
+            ta_block *older, *newer; /* the arena's list of idle memory */
+            uint32_t own_first, own_end, own_mapped; /* page slots of the chunk */
+        };
+    };
+};
+
+/* addr = first->addr;  addr + size = last->addr + last->size;
+ * unmapped = slots without a page that lie wholly inside, and no slot without a page lies
+ * anywhere else. */
+struct ta_hole {
+    uint64_t addr, size;
+    ta_block *first, *last;
+    ta_hole *left, *right; /* tree of its bin, by (size, addr) */
+    uint32_t priority, unmapped;
+};
+
+/* pages[i] != 0  <=>  bit i of mapped is set;  mapped_count = set bits. */
+struct ta_chunk {
+    uint64_t addr, size, page_bytes;
+    ta_arena *arena; /* NULL while the structure is spare */
+    ta_chunk *prev, *next;
+    ta_block *first;
+    ta_handle *pages;
+    uint64_t *mapped;
+    uint32_t slots, mapped_count;
+    unsigned shift; /* page_bytes = 1 << shift */
+};
+
+#define TA_BIN_EXACT 64u /* holes of fewer granules have a bin a size */
+#define TA_BIN_SPLIT 32u /* above, bins a power of two */
+#define TA_BINS (TA_BIN_EXACT + 34u * TA_BIN_SPLIT)
+#define TA_BIN_WORDS ((TA_BINS + 63u) / 64u)
+
+/* A hole is in the bin of its size; word bits: a bin has holes; top bits: a word has bits. */
+typedef struct ta_bins {
+    ta_hole *root[TA_BINS];
+    uint64_t words[TA_BIN_WORDS];
+    uint64_t top;
+    uint32_t random;
+    size_t count;
+} ta_bins;
+
+/* Live and pending blocks by address: open addressing, a power of two, at most 3/4 full. */
+typedef struct ta_table {
+    ta_block **slots;
+    size_t mask, count;
+} ta_table;
+
+/* Counts of one arena; its part of the device's. */
+typedef struct ta_counts {
+    uint64_t live_blocks, live_bytes, live_requested, pending_blocks, pending_bytes;
+} ta_counts;
+
+/* Fields are guarded by `lock` unless they never change.
+ *     counts = sums over live and pending blocks;  live + pending = table.count
+ *     idle = mapped pages that lie wholly inside holes */
+struct ta_arena {
+    ta_lock lock;
+    ta_device *device;
+    ta_stream_state *stream;
+    bool small;
+    uint64_t page_bytes;
+    _Atomic(ta_pool *) pool; /* the graph pool that owns its memory; NULL: nobody */
+    bool orphan;             /* its pool is over: it takes no requests any more */
+    ta_chunk *chunks;
+    uint64_t next_chunk_bytes;
+    ta_bins bins;
+    ta_table table;
+    ta_block *oldest, *newest; /* free blocks that own mapped pages, as they became free */
+    ta_block *pending_first, *pending_last;
+    ta_block *broken; /* linked by pending_next */
+    ta_counts counts;
+    ta_block *spare_blocks;
+    ta_hole *spare_holes;
+    uint32_t spares, chunk_count, idle;
+    void *slabs;           /* what spare blocks and holes were cut from */
+    ta_arena *prev, *next; /* the device's arenas; guarded by device.pages */
+};
+
+/* A point recorded in a stream. Guarded by device.pages. */
+typedef struct ta_mark_event {
+    struct ta_mark_event *next;
+    ta_event event;
+    uint64_t tick;
+    int waiters; /* threads waiting for it with no lock held */
+    bool popped;
+} ta_mark_event;
+
+/* marks: in the order of their ticks, all above `passed`. Guarded by device.pages. */
+struct ta_stream_state {
+    ta_stream_state *next;
+    ta_stream handle;
+    bool owned;
+    uint64_t passed; /* what was freed at a lower tick is no longer used here */
+    uint64_t marked; /* tick of the newest mark:  passed <= marked */
+    ta_mark_event *first, *last;
+    int marks;
+};
+
+/* Begun as often as released:  begins - releases = captures that may still replay. Guarded
+ * by device.pages. */
+struct ta_pool {
+    ta_pool *next;
+    ta_pool_id id;
+    uint64_t begins, releases;
+    uint64_t released_at; /* tick of the last release */
+};
+
+typedef struct ta_open_pool {
+    struct ta_open_pool *next;
+    ta_pool *pool;
+    ta_pool_filter *filter;
+    void *context;
+    int calls; /* to the filter, under way */
+} ta_open_pool;
+
+/* Ordinary arenas by (stream, small): read without a lock, written under device.pages. */
+typedef struct ta_arena_map {
+    size_t mask, count;
+    struct ta_arena_map *outgrown;
+    _Atomic(ta_arena *) slots[];
+} ta_arena_map;
+
+/* Physical pages that are mapped nowhere. */
+typedef struct ta_ready {
+    ta_handle *pages;
+    size_t count, capacity;
+} ta_ready;
+
+/* Guarded by `pages` unless said otherwise.
+ *     stats.reserved.current = (mapped + ready + gathered pages) * page size <= limit */
+struct ta_device {
+    ta_allocator *allocator;
+    int ordinal;
+    atomic_bool used;
+    ta_lock pages;
+    pthread_cond_t pool_idle;
+    bool plain; /* no VMM: memory comes in whole ranges */
+    uint64_t total, page_bytes, address_bound, addresses;
+    ta_arena *arenas;
+    _Atomic(ta_arena_map *) map;
+    ta_stream_state *streams;
+    ta_pool *pools;
+    ta_open_pool *open;
+    atomic_int open_count;
+    _Atomic uint64_t tick;
+    uint64_t device_passed; /* what was released before this tick no replay uses */
+    ta_ready ready;
+    ta_mark_event *spare_marks;
+    int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
+    int access_count;
+    uint64_t limits[TA_LIMIT_SOURCES];
+    ta_chunk *spare_chunks;
+    ta_arena *spare_arenas;
+    /* guarded by `counting` */
+    ta_spin counting;
+    ta_stats stats;
+    uint64_t serial;
+};
+
+struct ta_allocator {
+    const ta_driver *driver;
+    ta_config config;
+    volatile unsigned char *alive; /* 0 in a forked child */
+    _Atomic(ta_chunk *) *lookup;   /* by address / TA_LOOKUP_BYTES */
+    atomic_int observers;
+    struct {
+        _Atomic(ta_observer *) observer;
+        void *context;
+    } observer[TA_OBSERVERS]; /* read under an arena's lock; removed, then all are taken */
+    ta_lock setup;            /* a device's first use */
+    ta_stream_owner *owner;
+    void *owner_context;
+    ta_device device[TA_MAX_DEVICES];
+};
+
+#define TA_OPEN_POOLS 16 /* captures under way on a device at once */
+/* Chunks start and end on multiples of this. */
+#define TA_LOOKUP_SHIFT 28
+#define TA_LOOKUP_BYTES ((uint64_t)1 << TA_LOOKUP_SHIFT)
+#define TA_LOOKUP_SLOTS ((size_t)1 << (49 - TA_LOOKUP_SHIFT))
+
+static inline bool ta_forked(const ta_allocator *a) { return *a->alive == 0; }
+static inline uint64_t ta_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+static inline uint32_t ta_slot_below(const ta_chunk *c, uint64_t addr)
+{
+    return (uint32_t)((addr - c->addr) >> c->shift);
+}
+static inline uint32_t ta_slot_above(const ta_chunk *c, uint64_t addr)
+{
+    return (uint32_t)((addr - c->addr + c->page_bytes - 1) >> c->shift);
+}
+
+#endif
