@@ -543,6 +543,17 @@ CASE(unmap_under_a_live_block)
     x->d->unmap(x->sim, x->at + P2, P2);
 }
 
+/* The end of an allocator that has live blocks: it need not free, but it must wait. */
+CASE(live_blocks_at_the_end)
+{
+    takes(x, x->at, 4096, x->a);
+    tell(x, TA_EVENT_RECORD_STREAM, x->at, 4096, x->b);
+    works(x, x->b);
+    ta_oracle_end(x->sim);
+    if (ordered) x->d->device_wait(x->sim, 0);
+    x->d->unmap(x->sim, x->at, P2);
+}
+
 /* A block that moves: allowed when asked for, once its work is seen done. */
 CASE(live_block_moves)
 {
