@@ -60,6 +60,7 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
 {
     uint64_t short_by = 0;
     ta_status status = TA_OK;
+    ta_pages_mend(d, arena);
     ta_pending_poll(d, arena);
     ta_spin_take(&d->counting);
     d->stats.slow_allocs++;
@@ -90,6 +91,9 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     if (!status) {
         ta_arena_cut(arena, held, place.addr, bytes);
         *ptr = begin(arena, held, size);
+    } else if (held->broken) {
+        held->pending_next = arena->broken;
+        arena->broken = held;
     } else
         ta_arena_give(arena, held, atomic_load(&d->tick));
     ta_lock_drop(&arena->lock);

@@ -154,8 +154,9 @@ static bool still_used(ta_device *d, const ta_use *u)
     return false;
 }
 
-void ta_pending_poll(ta_device *d, ta_arena *arena)
+size_t ta_pending_poll(ta_device *d, ta_arena *arena)
 {
+    size_t settled = 0;
     ta_lock_take(&arena->lock);
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
@@ -163,8 +164,10 @@ void ta_pending_poll(ta_device *d, ta_arena *arena)
         *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
         *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
         ta_block_settle(arena, b);
+        settled++;
     }
     ta_lock_drop(&arena->lock);
+    return settled;
 }
 
 ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)

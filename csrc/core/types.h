@@ -55,7 +55,8 @@ struct ta_block {
     ta_block *prev, *next; /* by address, within the chunk */
     ta_chunk *chunk;
     ta_state state;
-    bool listed;
+    bool listed; /* free: in the arena's list of idle memory */
+    bool broken; /* held: pages under it that the driver neither lets us use nor unmaps */
     union {
         struct { /* live, pending, held */
             uint64_t requested, serial;
@@ -135,6 +136,7 @@ struct ta_arena {
     ta_table table;
     ta_block *oldest, *newest; /* free blocks that own mapped pages, as they became free */
     ta_block *pending_first, *pending_last;
+    ta_block *broken; /* linked by pending_next */
     ta_counts counts;
     ta_block *spare_blocks;
     ta_hole *spare_holes;

@@ -107,6 +107,55 @@ TEST(what_a_trace_says)
     ta_trace_free(t);
 }
 
+/* Any bytes are a trace or an error with a line; sanitizers watch. What is accepted can be
+ * replayed. */
+TEST(changed_bytes)
+{
+    static const char text[] = "# torcharena trace 1 page 4194304\n"
+                               "a 1 70000 0\n"
+                               "a 2 3000000 1\n"
+                               "r 2 0 0\n"
+                               "m forward\n"
+                               "f 1\n"
+                               "a 3 512 0 0\n"
+                               "m step\n"
+                               "f 2\n";
+    static const char letters[] = "afrm# 0123456789-\n\0\377";
+    uint64_t random = 88172645463325252u;
+    int accepted = 0;
+    for (int i = 0; i < 20000; i++) {
+        char changed[sizeof text];
+        memcpy(changed, text, sizeof text);
+        for (int k = 0; k < 2; k++) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            changed[(random >> 8) % (sizeof text - 1)] =
+                letters[(random >> 40) % (sizeof letters - 1)];
+        }
+        ta_trace *t = NULL;
+        ta_trace_error error;
+        if (ta_trace_parse(changed, sizeof text - 1 - (random >> 60), &t, &error) !=
+            TA_OK) {
+            CHECK(t == NULL);
+            CHECK(error.line >= 1 && error.line <= 20);
+            CHECK(error.reason[0] != 0);
+            continue;
+        }
+        if (++accepted % 50 == 0) {
+            ta_replay_options options = TA_REPLAY_DEFAULTS;
+            options.skip_oom = options.check = options.null_driver = true;
+            options.page_bytes = 4 << 20;
+            ta_replay_result result;
+            ta_status status = ta_replay(t, &options, &result);
+            if (status != TA_OK) printf("%s\n%s\n", changed, result.failure);
+            CHECK_EQ(status, TA_OK);
+        }
+        ta_trace_free(t);
+    }
+    CHECK(accepted > 100);
+}
+
 /* --- the clock ----------------------------------------------------------------------- */
 
 TEST(a_stream_passes_after_so_many_allocations)

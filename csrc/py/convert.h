@@ -1,0 +1,50 @@
+/* convert.h - shared by the files of csrc/py: errors, and C numbers as Python objects.
+ *
+ * The module keeps to the limited API of Python 3.10. Every function here needs the GIL. */
+#ifndef TA_CONVERT_H
+#define TA_CONVERT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../include/torcharena.h"
+
+/* The module's Error class; borrowed. */
+PyObject *ta_error_class(void);
+/* Raises Error with the status's text and `detail` (may be NULL); returns NULL. */
+PyObject *ta_raise(ta_status status, const char *detail);
+/* None for TA_OK, else raises. */
+PyObject *ta_none_or_raise(ta_status status);
+/* The process's allocator; NULL with an Error raised where there is none yet. */
+ta_allocator *ta_need_allocator(void);
+
+/* Adds a value to a dict and takes over the reference; false, with an exception, where it
+ * could not be made (NULL) or added. */
+bool ta_put(PyObject *dict, const char *key, PyObject *value);
+bool ta_put_u64(PyObject *dict, const char *key, uint64_t value);
+/* An int of Python's in bytes; None is TA_NO_LIMIT. False with an exception. */
+bool ta_bytes_of(PyObject *object, uint64_t *bytes);
+PyObject *ta_bytes_or_none(uint64_t bytes);
+/* "api", "environment", "fraction", "admin", "none". */
+const char *ta_source_name(int source);
+bool ta_source_of(const char *name, ta_limit_source *source);
+
+/* What the other files define; the method table is in module.c. */
+#define TA_PY_FUNCTIONS(X)                                                               \
+    X(hooks)                                                                             \
+    X(library_path)                                                                      \
+    X(created) X(forked) X(probe) X(driver_problem) X(torch_install) X(torch_status)     \
+        X(messages) X(set_limit) X(limit) X(stats) X(reset_peaks) X(reset_accumulated)   \
+            X(device_memory) X(device_used) X(snapshot) X(trim) X(check) X(mark)         \
+                X(record_start) X(record_stop) X(history_start) X(history_stop)          \
+                    X(history)
+#define X(name) PyObject *ta_py_##name(PyObject *self, PyObject *args);
+TA_PY_FUNCTIONS(X)
+#undef X
+PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
+PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
+
+#endif

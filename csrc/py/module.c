@@ -1,0 +1,78 @@
+/* module.c - torcharena._core: the method table, nothing else.
+ *
+ * Called by Python with the GIL held. The functions are in the other files of this folder,
+ * by topic; _core.pyi says what each takes and gives. */
+#include "convert.h"
+
+#define NONE(name, text)                                                                 \
+    {                                                                                    \
+#name, ta_py_##name, METH_NOARGS, text                                           \
+    }
+#define SOME(name, text)                                                                 \
+    {                                                                                    \
+#name, ta_py_##name, METH_VARARGS, text                                          \
+    }
+static PyMethodDef methods[] = {
+    /* setup.c */
+    NONE(hooks, "hooks() -> dict: addresses of the functions for torch, by hook."),
+    NONE(library_path, "library_path() -> str: this library's file."),
+    {"create", (PyCFunction)(void (*)(void))ta_py_create, METH_VARARGS | METH_KEYWORDS,
+     "create(fallback=False, page_bytes=0, grow_until=0.0, wait_above=0.0)"},
+    NONE(created, "created() -> bool: whether the process has its allocator."),
+    NONE(forked, "forked() -> bool: whether this is a child of the creating process."),
+    SOME(probe, "probe(device) -> dict: what the driver says of a device."),
+    NONE(driver_problem, "driver_problem() -> str | None: why there is no driver."),
+    NONE(torch_install, "torch_install(): complete the allocator object of torch."),
+    NONE(torch_status, "torch_status() -> dict: what was found of torch, by item."),
+    NONE(messages,
+         "messages() -> list[str]: what C code had to say since the last call."),
+    /* numbers.c */
+    SOME(set_limit, "set_limit(device, source, bytes | None)"),
+    SOME(limit, "limit(device) -> (bytes | None, source)"),
+    SOME(stats, "stats(device) -> dict"),
+    SOME(reset_peaks, "reset_peaks(device)"),
+    SOME(reset_accumulated, "reset_accumulated(device)"),
+    SOME(device_memory, "device_memory(device) -> (free, total), in bytes"),
+    SOME(device_used, "device_used(device) -> bool"),
+    SOME(trim, "trim(device=-1) -> int: bytes given back to the driver"),
+    NONE(check, "check() -> str | None: the first invariant that does not hold"),
+    SOME(mark, "mark(text): a mark for recordings and histories"),
+    /* snapshot.c */
+    SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
+    /* recording.c */
+    SOME(record_start, "record_start(path): write every event to a file"),
+    NONE(record_stop, "record_stop() -> dict of lines and bytes written"),
+    SOME(history_start, "history_start(n): keep the newest n events"),
+    NONE(history_stop, "history_stop()"),
+    NONE(history, "history() -> list of events, the oldest first"),
+    {"replay", (PyCFunction)(void (*)(void))ta_py_replay, METH_VARARGS | METH_KEYWORDS,
+     "replay(text, limit=None, limit_ratio=0.0, page_bytes=0, null_driver=False, ...) -> "
+     "dict of figures"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "torcharena._core",
+    "The allocator's C core. Internal: use torcharena.",
+    -1,
+    methods,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) return NULL;
+    PyObject *error = ta_error_class();
+    Py_XINCREF(error);
+    if (error == NULL || PyModule_AddObject(module, "Error", error) < 0) {
+        Py_XDECREF(error);
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

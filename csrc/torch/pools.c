@@ -1,0 +1,96 @@
+/* pools.c - the hooks of CUDA graph pools.
+ *
+ * torch calls begin with a filter that says which streams' allocations belong to the pool.
+ * It is a std::function that dies when begin returns, so it is cloned through its manager,
+ * as libstdc++ lays it out: 16 bytes of the callable, the manager, the invoker. The clone
+ * lives until end gives it back. Thread-safe; a refusal is thrown as torch's error. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../driver/cuda.h"
+#include "process.h"
+#include "torch.h"
+
+enum { CLONE = 2, DESTROY = 3 }; /* operations of the manager */
+
+typedef struct cxx_function {
+    void *callable[2];
+    bool (*manager)(void *to, const void *from, int operation);
+    bool (*invoker)(const void *callable, ta_stream *stream);
+} cxx_function;
+
+static bool accept(void *context, ta_stream stream)
+{
+    cxx_function *filter = context;
+    if (filter->invoker == NULL) return true; /* an empty function: everything */
+    return filter->invoker(filter->callable, &stream);
+}
+
+static void destroy(cxx_function *filter)
+{
+    if (filter == NULL) return;
+    if (filter->manager != NULL)
+        filter->manager(filter->callable, filter->callable, DESTROY);
+    free(filter);
+}
+
+static void refuse(const char *what, int device, ta_status status)
+{
+    char text[256];
+    snprintf(text, sizeof text, "torcharena: %s of a CUDA graph's pool on GPU %d: %s",
+             what, device, ta_status_text(status));
+    ta_throw_error(text);
+}
+
+/* A status that the process's end or a fork explains: nothing to report. */
+static bool excused(ta_status status)
+{
+    return status == TA_OK || status == TA_GONE || status == TA_FORKED;
+}
+
+void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter)
+{
+    ta_allocator *allocator = ta_process_allocator();
+    if (allocator == NULL) return;
+    cxx_function *clone = calloc(1, sizeof *clone);
+    if (clone == NULL) {
+        refuse("the beginning", device, TA_NO_HOST_MEMORY);
+        return;
+    }
+    const cxx_function *original = filter;
+    if (original != NULL && original->manager != NULL) {
+        original->manager(clone->callable, original->callable, CLONE);
+        clone->manager = original->manager;
+        clone->invoker = original->invoker;
+    }
+    ta_pool_id pool = {id.a, id.b};
+    ta_status status = ta_pool_begin(allocator, device, pool, accept, clone);
+    if (status == TA_OK) return;
+    destroy(clone);
+    refuse("the beginning", device, status);
+}
+
+void ta_torch_pool_end(int device, ta_mempool_id id)
+{
+    ta_allocator *allocator = ta_process_allocator();
+    if (allocator == NULL) return;
+    void *context = NULL;
+    ta_pool_id pool = {id.a, id.b};
+    ta_status status = ta_pool_end(allocator, device, pool, &context);
+    destroy(context);
+    if (!excused(status)) refuse("the end", device, status);
+}
+
+void ta_torch_pool_release(int device, ta_mempool_id id)
+{
+    ta_allocator *allocator = ta_process_allocator();
+    if (allocator == NULL) return;
+    ta_pool_id pool = {id.a, id.b};
+    ta_status status = ta_pool_release(allocator, device, pool);
+    /* Called by destructors, out of which nothing may be thrown. */
+    if (!excused(status))
+        ta_say("a CUDA graph's pool on GPU %d could not be released: %s", device,
+               ta_status_text(status));
+}

@@ -1,0 +1,187 @@
+"""The C library's functions. Internal: the package's other modules are the interface.
+
+Sizes and addresses are bytes; devices are CUDA ordinals. Functions that may block let other
+threads of Python run. Those that need the allocator raise Error before `create`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+Source = Literal["none", "api", "environment", "fraction", "admin"]
+Gauge = tuple[int, int, int, int]  # current, peak, increased, decreased
+Kinds = tuple[Gauge, Gauge, Gauge]  # all, small, large
+
+class Error(RuntimeError):
+    """The allocator or the driver refused a call."""
+
+class Facts(TypedDict):
+    reason: str  # "": the device was found; else why not, and the rest says nothing
+    driver_version: int  # 13000: CUDA 13.0
+    devices: int
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    total: int
+    granularity: int  # of device pages; 0 without VMM
+    peers: list[int]
+    numa_node: int  # -1: unknown
+    vmm: bool
+    host_pages: bool
+    rdma: bool
+    wsl2: bool
+    mig: bool
+    context: bool
+
+class Stats(TypedDict):
+    allocations: Kinds
+    allocated: Kinds
+    requested: Kinds
+    active_blocks: Kinds
+    active: Kinds
+    reserved: Gauge
+    pages: Gauge
+    pending: Gauge
+    addresses: Gauge
+    idle: int
+    partly_used: int
+    largest_idle_partly_used: int
+    limit: int | None
+    limit_source: Source
+    page_bytes: int
+    oom_count: int
+    retry_count: int
+    page_moves: int
+    waits: int
+    wait_us: float
+    slow_allocs: int
+    calls_reserve: int
+    calls_create: int
+    calls_release: int
+    calls_map: int
+    calls_unmap: int
+    calls_access: int
+    calls_event: int
+    arenas: int
+    streams: int
+
+class Block(TypedDict):
+    address: int
+    size: int
+    requested: int
+    state: Literal["live", "pending", "free"]
+    serial: int
+
+class Segment(TypedDict):
+    device: int
+    stream: int
+    small: bool
+    pool: tuple[int, int]
+    address: int
+    size: int
+    allocated: int
+    active: int
+    requested: int
+    page_bytes: int
+    blocks: list[Block]
+
+class Event(TypedDict):
+    kind: Literal[
+        "alloc", "free", "free_done", "record_stream", "map", "unmap", "oom", "mark"
+    ]
+    device: int
+    address: int
+    size: int
+    serial: int
+    stream: int
+    free: int  # kind oom: bytes that were free
+    time_us: int  # since 1970
+
+# --- creating, and what torch needs to know ---------------------------------------------
+def create(
+    fallback: bool = False,
+    page_bytes: int = 0,
+    grow_until: float = 0.0,
+    wait_above: float = 0.0,
+) -> None:
+    """Makes the process's allocator; 0 is the default. Starts no driver.
+
+    Raises Error where there is one already, and in a forked child."""
+
+def created() -> bool: ...
+def forked() -> bool:
+    """True in a child of the process that called `create`."""
+
+def library_path() -> str:
+    """This library's file. It exports ``ta_torch_alloc`` and ``ta_torch_free``."""
+
+def hooks() -> dict[str, int]:
+    """Addresses by hook: alloc, free, init, empty_cache, memory_fraction, base_address,
+    record_stream, pool_begin, pool_end, pool_release."""
+
+def torch_install() -> None:
+    """Completes torch's allocator object; the init hook does it too. See `torch_status`."""
+
+def torch_status() -> dict[str, str]:
+    """By item ``ok`` or what is missing: out_of_memory_error, stream_owner, cacheInfo,
+    memcpyAsync, enablePeerAccess."""
+
+def probe(device: int, /) -> Facts:
+    """What the driver says of a device. Starts the driver, makes no context."""
+
+def driver_problem() -> str | None:
+    """Why there is no usable driver; None where nothing is known against it."""
+
+def messages() -> list[str]:
+    """What C code has had to say since the last call."""
+
+# --- numbers -----------------------------------------------------------------------------
+def set_limit(device: int, source: str, bytes: int | None, /) -> None:
+    """Sets one source's limit, None for none; device -1: every device.
+
+    Raises ValueError for a source that is none."""
+
+def limit(device: int, /) -> tuple[int | None, Source]: ...
+def stats(device: int, /) -> Stats:
+    """All zero, but for the limit, for a device never used."""
+
+def reset_peaks(device: int, /) -> None: ...
+def reset_accumulated(device: int, /) -> None: ...
+def device_memory(device: int, /) -> tuple[int, int]:
+    """The driver's own pair: free bytes, all bytes."""
+
+def device_used(device: int, /) -> bool: ...
+def trim(device: int = -1, /) -> int:
+    """Gives idle pages back to the driver; the bytes of them. -1: of every device."""
+
+def check() -> str | None:
+    """The first invariant that does not hold, both sides; None: all hold."""
+
+def snapshot(device: int = -1, /) -> list[Segment]: ...
+
+# --- recordings and replays ----------------------------------------------------------------
+def mark(text: str, /) -> None: ...
+def record_start(path: str, /) -> None:
+    """Raises Error where the file cannot be written or a recording is under way."""
+
+def record_stop() -> dict[str, int]:
+    """Lines and bytes written; zero where nothing was under way. Raises Error where the
+    recording had ended early."""
+
+def history_start(limit: int, /) -> None:
+    """Keeps the newest ``limit`` events; while it runs, sets the limit anew."""
+
+def history_stop() -> None: ...
+def history() -> list[Event]: ...
+def replay(
+    text: bytes,
+    limit: int | None = None,
+    limit_ratio: float = 0.0,
+    page_bytes: int = 0,
+    null_driver: bool = False,
+    check: bool = False,
+    device_memory: int = 0,
+    pass_after: int = 1000,
+    grow_until: float = 0.0,
+    wait_above: float = 0.0,
+) -> Mapping[str, Any]:
+    """One trace's figures. Raises ValueError(line, reason) for a malformed text."""

@@ -1,0 +1,181 @@
+"""Every setting in one table: name, environment variable, default, meaning.
+
+The environment is read when the arena is enabled, never at import. A variable that starts
+with ``TORCHARENA_`` and is not in the table is an error that names it: a misspelt cap must
+not turn into no cap.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import sizes
+
+__all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "on", "table", "unknown"]
+
+PREFIX = "TORCHARENA_"
+# Belong to the simulated machine and to tests; each is read where it is used.
+_OTHERS = (
+    "TORCHARENA_SIM_",
+    "TORCHARENA_TEST_",
+    "TORCHARENA_REHEARSAL_",
+    "TORCHARENA_CHECKS",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. ``read`` turns the variable's text into a value or raises ValueError."""
+
+    name: str
+    variable: str
+    default: Any
+    read: Callable[[str, str], Any]
+    meaning: str
+
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+def _flag(text: str, name: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(f"{name}={text!r}: neither yes nor no (accepted: 1, 0)")
+
+
+def _size(text: str, name: str) -> sizes.Size | None:
+    return sizes.parse(text, in_code=False, name=name)
+
+
+def _page(text: str, name: str) -> int:
+    return page_bytes(_size(text, name), name)
+
+
+def page_bytes(value: sizes.Size | None, name: str = "page") -> int:
+    """Bytes of a page, 0 for the default. Raises ValueError: a multiple of 2 MiB, as CUDA
+    wants it."""
+    if value is None:
+        return 0
+    if value.bytes is None or value.bytes % (2 << 20) or value.bytes > (1 << 30):
+        raise ValueError(f"{name}={value}: a page is a multiple of 2MiB, up to 1GiB")
+    return value.bytes
+
+
+def _path(text: str, name: str) -> str:
+    if not text:
+        raise ValueError(
+            f"{name}='': it is empty (accepted: a file to write, x.trace.xz)"
+        )
+    return text
+
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _level(text: str, name: str) -> str:
+    if text.strip().lower() not in _LEVELS:
+        raise ValueError(f"{name}={text!r}: no level (accepted: {', '.join(_LEVELS)})")
+    return text.strip().upper()
+
+
+SETTINGS = (
+    Setting(
+        "enable",
+        "TORCHARENA_ENABLE",
+        False,
+        _flag,
+        "1: `import torch` installs the arena, with no line of code",
+    ),
+    Setting(
+        "limit",
+        "TORCHARENA_LIMIT",
+        None,
+        _size,
+        "the cap on each device (16GiB, 80%); the CUDA context comes on top",
+    ),
+    Setting(
+        "fallback",
+        "TORCHARENA_FALLBACK",
+        False,
+        _flag,
+        "1: without virtual memory management take plain driver allocations",
+    ),
+    Setting(
+        "strict",
+        "TORCHARENA_STRICT",
+        False,
+        _flag,
+        "1: a setting that another clamps is an error, not a warning",
+    ),
+    Setting(
+        "record",
+        "TORCHARENA_RECORD",
+        None,
+        _path,
+        "a file for the trace of all allocations (x.trace.xz)",
+    ),
+    Setting(
+        "page",
+        "TORCHARENA_PAGE",
+        0,
+        _page,
+        "size of a page, a multiple of 2MiB (default 4MiB)",
+    ),
+    Setting(
+        "log",
+        "TORCHARENA_LOG",
+        None,
+        _level,
+        "info: print what is logged to standard error (debug, info, warning, error)",
+    ),
+)
+_BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables that look like ours and are not, each with the closest real one."""
+    environ = os.environ if environ is None else environ
+    said = []
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in _BY_VARIABLE:
+            continue
+        if variable.startswith(_OTHERS):
+            continue
+        close = difflib.get_close_matches(variable, _BY_VARIABLE, n=1)
+        said.append(variable + (f" (do you mean {close[0]}?)" if close else ""))
+    return said
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The settings that the environment gives; those it does not are absent.
+
+    Raises ValueError for a value that makes no sense and for a variable that nobody knows."""
+    environ = os.environ if environ is None else environ
+    if strangers := unknown(environ):
+        known = ", ".join(setting.variable for setting in SETTINGS)
+        raise ValueError(f"unknown setting {', '.join(strangers)}; there are {known}")
+    return {
+        setting.name: setting.read(environ[setting.variable], setting.variable)
+        for setting in SETTINGS
+        if setting.variable in environ
+    }
+
+
+def on(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment asks for the arena. Raises ValueError for neither yes nor no."""
+    environ = os.environ if environ is None else environ
+    return _flag(environ.get("TORCHARENA_ENABLE", ""), "TORCHARENA_ENABLE")
+
+
+def table() -> str:
+    """The settings as lines of text, for ``torcharena doctor`` and the documentation."""
+    width = max(len(setting.variable) for setting in SETTINGS)
+    return "\n".join(f"{s.variable:<{width}}  {s.meaning}" for s in SETTINGS)

@@ -1,0 +1,92 @@
+"""torch's memory pools, and sharing of tensors between processes, over the arena.
+
+`torch.cuda.MemPool` is a C++ object that a plug-in allocator cannot serve; the class here
+does the same through the pool's begin, end and release. Sharing CUDA tensors between
+processes needs memory of cudaMalloc and is refused in one line."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+__all__ = ["MemPool", "install"]
+
+_torch: Any = None
+
+
+class MemPool:
+    """A pool of memory of its own: `with torch.cuda.use_mem_pool(pool)` allocates from it.
+
+    Holds its memory until it is dropped and its blocks are freed. An ``allocator`` of one's
+    own, ``use_on_oom`` and ``no_split`` are refused with RuntimeError."""
+
+    def __init__(
+        self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
+        self._held = False
+        if allocator is not None:
+            raise RuntimeError(
+                "torch.cuda.MemPool(allocator=...) is not available under torcharena, which "
+                "is the process's one CUDA allocator: leave the argument out, or do not "
+                "enable torcharena"
+            )
+        if use_on_oom or no_split:
+            raise RuntimeError(
+                "torch.cuda.MemPool(use_on_oom=, no_split=) have no meaning under "
+                "torcharena, whose pools share idle pages anyway: leave them out"
+            )
+        memory = _torch.cuda.memory
+        _torch.cuda._lazy_init()
+        self.device = _torch.cuda.current_device()
+        self._id = tuple(_torch.cuda.graph_pool_handle())
+        # Begun once and not released: the pool lives as long as this object.
+        memory._cuda_beginAllocateCurrentThreadToPool(self.device, self._id)
+        memory._cuda_endAllocateToPool(self.device, self._id)
+        self._held = True
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """The pool's id, two ints."""
+        return self._id
+
+    @property
+    def allocator(self) -> None:
+        """The pool's own allocator: it has none."""
+        return None
+
+    def use_count(self) -> int:
+        """How often the pool is held: by this object."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> Any:
+        """The pool's segments, as `torch.cuda.memory_snapshot`."""
+        return _torch._C._cuda_memorySnapshot((*self._id, include_traces))["segments"]
+
+    def __del__(self) -> None:
+        if self._held:
+            self._held = False
+            try:
+                _torch.cuda.memory._cuda_releasePool(self.device, self._id)
+            except (
+                RuntimeError,
+                AttributeError,
+                TypeError,
+            ):  # the interpreter is going, and its CUDA with it
+                return
+
+
+def _share_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "a CUDA tensor cannot be sent to another process under torcharena, whose memory has "
+        "no handle that other processes can open: send tensor.cpu(), or use torch.distributed"
+    )
+
+
+def install(torch: ModuleType) -> None:
+    """Puts them in place."""
+    global _torch
+    _torch = torch
+    if hasattr(torch.cuda.memory, "MemPool"):
+        torch.cuda.memory.MemPool = MemPool
+        torch.cuda.MemPool = MemPool
+    torch.UntypedStorage._share_cuda_ = _share_cuda

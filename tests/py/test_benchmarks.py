@@ -1,0 +1,132 @@
+"""The benchmarks' arithmetic, and that the loops are those whose traces are recorded."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import comparing, loops, replays  # noqa: E402
+
+
+def test_a_paired_ratio_is_the_median_of_the_pairs() -> None:
+    native = [[1.0, 1.0], [2.0, 2.0], [1.0, 3.0]]
+    arena = [[1.1, 1.1], [2.0, 2.0], [4.0, 4.0]]
+    assert comparing.paired_ratio(arena, native) == pytest.approx(1.1)
+    assert comparing.upper_bound(native, native) == 1.0
+    bound = comparing.upper_bound(arena, native)
+    assert 1.1 < bound <= 4.0
+    assert bound == comparing.upper_bound(arena, native)
+
+
+def test_losses() -> None:
+    nan = float("nan")
+    assert comparing.largest_difference([1.0, 2.0], [1.0, 2.5]) == 0.5
+    assert comparing.largest_difference([nan, 1.0], [nan, 1.0]) == 0.0
+    assert comparing.largest_difference([nan], [1.0]) != comparing.largest_difference(
+        [1], [1]
+    )
+    assert comparing.spread([[1.0]]) is None
+    assert comparing.spread([[1.0], [2.0], [4.0]]) == 3.0
+
+
+def a_run(allocator: str, second: float, loss: float) -> dict[str, Any]:
+    return {
+        "loop": "moe",
+        "allocator": allocator,
+        "losses": [3.0, loss],
+        "step_seconds": [9.0, second],
+        "peak_requested": 1000,
+        "peak_reserved": 1100 if allocator == "native" else 1010,
+        "driver_calls": [{"maps": 100}, {"maps": 4}],
+    }
+
+
+def test_a_comparison() -> None:
+    runs = {
+        "native": [a_run("native", 1.0, 2.0), a_run("native", 1.0, 2.5)],
+        "arena": [a_run("arena", 1.02, 2.0), a_run("arena", 1.04, 2.25)],
+    }
+    found = loops.compare("moe", runs)
+    native, arena = found["allocators"]["native"], found["allocators"]["arena"]
+    assert native["ratio"] == 1.1
+    assert native["loss_spread"] == 0.5
+    assert "time_ratio" not in native
+    assert arena["ratio"] == 1.01
+    assert arena["time_ratio"] == pytest.approx(1.03)
+    assert 1.03 <= arena["time_ratio_bound95"] <= 1.04 + 1e-9
+    assert arena["loss_difference"] == 0.5
+    assert arena["driver_calls"] == {"maps": {"median": 4, "max": 4}}
+    assert "1.030" in loops.table([found])
+
+
+def test_a_run_that_failed_is_shown() -> None:
+    runs = {
+        "native": [a_run("native", 1.0, 2.0)],
+        "arena": [{"loop": "moe", "allocator": "arena", "error": "no such thing"}],
+    }
+    found = loops.compare("moe", runs)
+    assert found["allocators"]["arena"]["error"] == "no such thing"
+    assert "failed: no such thing" in loops.table([found])
+
+
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert loops.parse(["--loops", "moe,bert_amp"]).loops == ["moe", "bert_amp"]
+    for wrong in (["--loops", "nix"], ["--allocators", "nix"], ["--steps", "1"]):
+        with pytest.raises(SystemExit):
+            loops.parse(wrong)
+    assert "nix: not one of" in capsys.readouterr().err
+
+
+# Bytes of a step's input by its length: what the loop allocates before `forward`.
+INPUT = {
+    "gpt2_varlen": lambda n: 8 * n * 8,
+    "bert_amp": lambda n: 32 * n * 8,
+    "resnet50_multiscale": lambda n: 64 * 3 * n * n * 4,
+    "llama_lora": lambda n: 4 * n * 8,
+    "moe": lambda n: 8 * n * 8,
+}
+DRAWN = {
+    "gpt2_varlen": (30, 128, 1024, 7),
+    "bert_amp": (40, 32, 512, 11),
+    "resnet50_multiscale": (24, 192, 448, 3, 32),
+    "llama_lora": (20, 256, 2048, 5),
+    "moe": (24, 256, 1024, 13),
+}
+
+
+@pytest.mark.parametrize("name", sorted(INPUT))
+def test_lengths_are_those_of_the_trace(name: str) -> None:
+    training = pytest.importorskip("benchmarks.training", reason="torch is not installed")
+    file = ROOT / "tests" / "traces" / f"{name}.trace.xz"
+    since_step: list[int] = []
+    inputs: list[list[int]] = []
+    for text in lzma.decompress(file.read_bytes()).decode().splitlines():
+        if text.startswith("a "):
+            since_step.append(int(text.split()[2]))
+        elif text == "m forward":
+            inputs.append(since_step)
+        elif text == "m step":
+            since_step = []
+    wanted = [INPUT[name](n) for n in training.lengths(*DRAWN[name])]
+    assert len(inputs) == len(wanted)
+    for step, (sizes, size) in enumerate(zip(inputs, wanted, strict=True)):
+        assert size in sizes, f"step {step}"
+
+
+def test_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "small.trace"
+    file.write_text("a 1 8388608 0\nm step\nf 1\nm step\n")
+    assert replays.main([str(file), "--out", str(tmp_path / "out.json")]) == 0
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert [row["limit_ratio"] for row in figures["rows"]] == list(replays.RATIOS)
+    assert figures["rows"][0]["trace"] == "small.trace"
+    assert figures["rows"][0]["null_events_per_second"] > 0
+    assert "small" in capsys.readouterr().out

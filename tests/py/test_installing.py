@@ -1,0 +1,260 @@
+"""enable() and the caps, on a model of the library and a stand-in for torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torcharena
+from fake_core import PAGE, TOTAL, FakeCore
+from torcharena import installing, torch_memory
+
+GIB = 1 << 30
+
+
+class FakeTorch(SimpleNamespace):
+    """As much of torch as enable() touches before CUDA is up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.installed: list[Any] = []
+        self.waiting: list[Any] = []
+        self.cuda = SimpleNamespace(
+            memory=SimpleNamespace(change_current_allocator=self.installed.append),
+            _lazy_call=self.waiting.append,
+        )
+
+    def bring_up_cuda(self) -> None:
+        for call in self.waiting:
+            call()
+
+
+@pytest.fixture
+def torch_(fake: FakeCore, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    stand_in = FakeTorch()
+    up: list[bool] = []
+    monkeypatch.setattr(installing, "_state", installing._State())
+    monkeypatch.setattr(installing, "_checked_torch", lambda: stand_in)
+    monkeypatch.setattr(installing, "_allocator", lambda torch, library: object())
+    monkeypatch.setattr(installing, "_totals", lambda: [TOTAL, TOTAL] if up else None)
+    monkeypatch.setattr(installing, "announcement", lambda: "announced")
+    monkeypatch.setattr(installing, "device_index", lambda device: device or 0)
+    monkeypatch.setattr(torch_memory, "install", lambda torch: None)
+    stand_in.waiting.append(lambda: up.append(True))
+    return stand_in
+
+
+def test_enable_installs_once(fake: FakeCore, torch_: FakeTorch) -> None:
+    assert not torcharena.enabled()
+    torcharena.enable(limit="16GiB")
+    assert torcharena.enabled() and len(torch_.installed) == 1
+    assert fake.calls == [("create", False, 0), ("torch_install",)]
+    assert torcharena.limit() == 16 * GIB
+    torcharena.enable(limit="16GiB")
+    torcharena.enable(limit=16 * GIB)  # the same, otherwise written
+    assert len(torch_.installed) == 1
+
+
+def test_other_settings_are_an_error_that_says_what_holds(
+    fake: FakeCore, torch_: FakeTorch
+) -> None:
+    torcharena.enable(limit="16GiB")
+    with pytest.raises(RuntimeError) as error:
+        torcharena.enable(limit="8GiB")
+    assert "limit='16GiB'" in str(error.value) and "limit='8GiB'" in str(error.value)
+    assert "set_limit" in str(error.value)
+    assert torcharena.limit() == 16 * GIB
+
+
+@pytest.mark.parametrize("limit", ["16GB", "16 GiB", -1, True, 1.5, "lots"])
+def test_a_bad_limit_changes_nothing(
+    fake: FakeCore, torch_: FakeTorch, limit: Any
+) -> None:
+    with pytest.raises(ValueError, match="accepted"):
+        torcharena.enable(limit=limit)
+    assert not torcharena.enabled() and not fake.is_created
+
+
+def test_a_bad_environment_changes_nothing(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_LIMT", "16GiB")
+    with pytest.raises(ValueError, match="TORCHARENA_LIMT"):
+        torcharena.enable()
+    assert not torcharena.enabled()
+
+
+def test_spill_is_refused_and_not_ignored(fake: FakeCore, torch_: FakeTorch) -> None:
+    with pytest.raises(NotImplementedError, match="spill"):
+        torcharena.enable(spill="64GiB")
+    assert not torcharena.enabled()
+
+
+def test_without_vmm_it_raises_and_names_the_way_out(
+    fake: FakeCore, torch_: FakeTorch
+) -> None:
+    fake.facts["vmm"] = False
+    with pytest.raises(RuntimeError, match="fallback=True"):
+        torcharena.enable()
+    assert not torcharena.enabled() and not torch_.installed
+    torcharena.enable(fallback=True)
+    assert ("create", True, 0) in fake.calls and torcharena.enabled()
+
+
+def test_without_a_gpu_it_raises_and_says_why(fake: FakeCore, torch_: FakeTorch) -> None:
+    fake.problem = "libcuda.so.1 is not there"
+    for fallback in (False, True):
+        with pytest.raises(RuntimeError, match=r"no NVIDIA GPU.*libcuda.so.1 is not there"):
+            torcharena.enable(fallback=fallback)
+    assert not torcharena.enabled()
+
+
+def test_zero_is_a_cap_and_none_is_not(fake: FakeCore, torch_: FakeTorch) -> None:
+    torcharena.enable(limit=0)
+    assert torcharena.limit() == 0
+    torcharena.set_limit(None)
+    assert torcharena.limit() is None
+
+
+def test_a_share_waits_for_the_device(fake: FakeCore, torch_: FakeTorch) -> None:
+    torcharena.enable(limit="80%")
+    assert torcharena.limit() is None
+    torch_.bring_up_cuda()
+    assert torcharena.limit(0) == torcharena.limit(1) == TOTAL * 4 // 5 // PAGE * PAGE
+    torcharena.set_limit("50%", device=1)
+    assert torcharena.limit(1) == TOTAL // 2
+    assert torcharena.limit(0) == TOTAL * 4 // 5 // PAGE * PAGE
+
+
+def test_a_cap_set_before_the_device_is_there_takes_the_shares_place(
+    fake: FakeCore, torch_: FakeTorch
+) -> None:
+    torcharena.enable(limit="80%")
+    torcharena.set_limit("1GiB")
+    torch_.bring_up_cuda()
+    assert torcharena.limit(0) == torcharena.limit(1) == GIB
+
+
+def test_environment_enables_and_code_adds_its_own(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_ENABLE", "1")
+    monkeypatch.setenv("TORCHARENA_LIMIT", "8GiB")
+    installing.enable_from_environment()
+    installing.enable_from_environment()
+    assert torcharena.limit() == 8 * GIB
+    torcharena.enable(limit="4GiB")  # the program's own cap, lower
+    assert torcharena.limit() == 4 * GIB
+    with pytest.raises(RuntimeError, match="4GiB"):
+        torcharena.enable(limit="2GiB")
+    assert len(torch_.installed) == 1
+
+
+def test_environment_starts_no_driver(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_ENABLE", "1")
+    fake.facts["vmm"] = False
+    installing.enable_from_environment()
+    with pytest.raises(RuntimeError, match="fallback"):
+        torch_.bring_up_cuda()
+
+
+def test_changed_visible_devices_are_not_ignored(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torcharena.enable()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES"):
+        torch_.bring_up_cuda()
+
+
+def test_another_sources_cap_clamps_and_is_named(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_LIMIT", "8GiB")
+    with pytest.warns(UserWarning, match="16 GiB.*8 GiB from TORCHARENA_LIMIT") as warned:
+        torcharena.enable(limit="16GiB")
+    assert len(warned) == 1
+    assert torcharena.limit() == 8 * GIB
+    with warnings.catch_warnings():  # said once
+        warnings.simplefilter("error")
+        torcharena.set_limit("16GiB")
+        torcharena.set_limit("2GiB")
+    assert torcharena.limit() == 2 * GIB
+    with pytest.warns(UserWarning, match="no cap was asked for"):
+        torcharena.set_limit(None)
+    assert torcharena.limit() == 8 * GIB
+
+
+def test_strict_raises_and_changes_nothing(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_LIMIT", "8GiB")
+    torcharena.enable(strict=True)
+    torcharena.set_limit("4GiB")
+    with pytest.raises(RuntimeError, match="TORCHARENA_LIMIT"):
+        torcharena.set_limit("16GiB")
+    assert torcharena.limit() == 4 * GIB
+    torcharena.set_limit("6GiB")
+    assert torcharena.limit() == 6 * GIB
+
+
+def test_caps_round_down_without_complaint(fake: FakeCore, torch_: FakeTorch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torcharena.enable(limit=PAGE + 1)
+    assert torcharena.limit() == PAGE
+
+
+def test_the_line_is_logged_once_by_the_first_rank(
+    fake: FakeCore,
+    torch_: FakeTorch,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torcharena.enable()
+    with caplog.at_level(logging.INFO, logger="torcharena"):
+        torch_.bring_up_cuda()
+    assert [record.message for record in caplog.records] == ["announced"]
+    caplog.clear()
+    monkeypatch.setattr(installing._state, "announced", False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with caplog.at_level(logging.INFO, logger="torcharena"):
+        installing._cuda_is_up()
+    assert not caplog.records
+
+
+def test_what_the_library_says_is_passed_on(arena: FakeCore) -> None:
+    arena.said.append("a stream was lost")
+    with pytest.warns(UserWarning, match="a stream was lost"):
+        torcharena.memory_stats(0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torcharena.set_limit("1GiB"),
+        lambda: torcharena.limit(),
+        lambda: torcharena.memory_stats(),
+        lambda: torcharena.memory_summary(),
+        lambda: torcharena.record("x"),
+    ],
+)
+def test_before_enable_it_says_what_is_missing(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installing, "_state", installing._State())
+    with pytest.raises(RuntimeError, match=r"after torcharena.enable\(\)"):
+        call()
+
+
+def test_a_forked_child_is_told(fake: FakeCore, torch_: FakeTorch) -> None:
+    torcharena.enable()
+    installing._state.pid = os.getpid() + 1
+    with pytest.raises(RuntimeError, match="spawn"):
+        torcharena.enable(limit="1GiB")

@@ -1,0 +1,167 @@
+"""The table of settings, PyTorch's own settings, and the entry point that reads them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+from torcharena import _autoload, conf, loading, settings, sizes
+
+
+def test_every_variable_is_read() -> None:
+    found = settings.from_environment(
+        {
+            "TORCHARENA_ENABLE": "1",
+            "TORCHARENA_LIMIT": "16GiB",
+            "TORCHARENA_FALLBACK": "yes",
+            "TORCHARENA_STRICT": "0",
+            "TORCHARENA_RECORD": "x.trace.xz",
+            "TORCHARENA_PAGE": "8MiB",
+            "TORCHARENA_LOG": "info",
+            "PATH": "/bin",
+        }
+    )
+    assert found == {
+        "enable": True,
+        "limit": sizes.Size(bytes=16 << 30),
+        "fallback": True,
+        "strict": False,
+        "record": "x.trace.xz",
+        "page": 8 << 20,
+        "log": "INFO",
+    }
+    assert set(found) == {setting.name for setting in settings.SETTINGS}
+    assert settings.from_environment({}) == {}
+
+
+@pytest.mark.parametrize(
+    "variable", ["TORCHARENA_LIMT", "TORCHARENA_LIMITS", "TORCHARENA_X"]
+)
+def test_an_unknown_variable_is_an_error_that_names_it(variable: str) -> None:
+    with pytest.raises(ValueError, match=variable) as error:
+        settings.from_environment({variable: "16GiB", "TORCHARENA_ENABLE": "1"})
+    assert "TORCHARENA_LIMIT" in str(error.value)
+
+
+def test_the_nearest_name_is_offered() -> None:
+    assert settings.unknown({"TORCHARENA_LIMT": ""}) == [
+        "TORCHARENA_LIMT (do you mean TORCHARENA_LIMIT?)"
+    ]
+    assert settings.unknown({"TORCHARENA_SIM_DIR": "/x", "TORCH_X": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TORCHARENA_LIMIT", ""),
+        ("TORCHARENA_LIMIT", "16"),
+        ("TORCHARENA_LIMIT", "16GB"),
+        ("TORCHARENA_ENABLE", "maybe"),
+        ("TORCHARENA_RECORD", ""),
+        ("TORCHARENA_PAGE", "3MiB"),
+        ("TORCHARENA_PAGE", "50%"),
+        ("TORCHARENA_LOG", "loud"),
+    ],
+)
+def test_a_value_that_makes_no_sense_names_variable_and_remedy(
+    variable: str, text: str
+) -> None:
+    with pytest.raises(ValueError, match=variable):
+        settings.from_environment({variable: text})
+
+
+def test_the_table_shows_every_variable() -> None:
+    shown = settings.table()
+    assert all(s.variable in shown and s.meaning in shown for s in settings.SETTINGS)
+
+
+# --- PYTORCH_ALLOC_CONF --------------------------------------------------------------------
+
+
+def test_keys_without_meaning_are_named_in_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "_said", set())
+    environment = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True,pinned_use_background_threads:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2,>:8],"
+        "max_split_size_mb:128,backend:native",
+    }
+    with pytest.warns(UserWarning) as warned:
+        conf.check(environment)
+    assert len(warned) == 1
+    text = str(warned[0].message)
+    assert "expandable_segments (PYTORCH_ALLOC_CONF)" in text
+    assert "max_split_size_mb (PYTORCH_CUDA_ALLOC_CONF)" in text
+    assert "roundup_power2_divisions" in text and "pinned" not in text
+
+
+@pytest.mark.parametrize("variable", conf.VARIABLES)
+def test_another_backend_is_an_error(variable: str) -> None:
+    with pytest.raises(RuntimeError, match=r"cudaMallocAsync.*do not enable"):
+        conf.check({variable: "backend:cudaMallocAsync"})
+
+
+def test_no_caching_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        conf.check({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        conf.check({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"})
+
+
+def test_only_the_first_rank_of_a_node_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_said", set())
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loading.warn("said by a second rank")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.warns(UserWarning, match="by the first"):
+        loading.warn("said by the first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loading.warn("said by the first")
+
+
+# --- the entry point and the import --------------------------------------------------------
+
+
+def test_the_entry_point_does_nothing_unless_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never() -> None:
+        raise AssertionError("enabled without being asked")
+
+    monkeypatch.setattr("torcharena.installing.enable_from_environment", never)
+    _autoload.load()
+    monkeypatch.setenv("TORCHARENA_ENABLE", "0")
+    _autoload.load()
+    monkeypatch.setenv("TORCHARENA_ENABLE", "1")
+    with pytest.raises(AssertionError, match="without being asked"):
+        _autoload.load()
+
+
+def test_the_entry_point_names_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "_said", set())
+    monkeypatch.setenv("TORCHARENA_ENABEL", "1")
+    monkeypatch.setenv("TORCHARENA_ENABLE", "0")
+    with pytest.warns(UserWarning, match="TORCHARENA_ENABEL"):
+        _autoload.load()
+
+
+def test_importing_the_package_changes_nothing() -> None:
+    program = (
+        "import sys, signal, warnings, atexit\n"
+        "before = set(sys.modules), signal.getsignal(signal.SIGSEGV)\n"
+        "import torcharena\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy')]\n"
+        "assert 'torcharena._core' not in sys.modules\n"
+        "assert not torcharena.enabled()\n"
+        "assert signal.getsignal(signal.SIGSEGV) == before[1]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
