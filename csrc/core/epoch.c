@@ -128,9 +128,12 @@ ta_status ta_device_wait(ta_device *d)
     }
     double since = now_us();
     uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
+    d->device_waits++;
     ta_lock_drop(&d->pages);
     ta_status status = driver->device_wait(driver->self, d->ordinal);
     ta_lock_take(&d->pages);
+    d->device_waits--;
+    pthread_cond_broadcast(&d->pool_idle);
     count_wait(d, since);
     if (status) return status;
     for (ta_stream_state *s = d->streams; s; s = s->next) {

@@ -342,7 +342,7 @@ void ta_pages_mend(ta_device *d, ta_arena *arena)
         }
         *at = b->pending_next;
         b->broken = false;
-        ta_arena_give(arena, b, atomic_load(&d->tick));
+        ta_arena_give(arena, b, arena->last_freed);
     }
     ta_lock_drop(&arena->lock);
 }
