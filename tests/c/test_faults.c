@@ -195,9 +195,14 @@ static bool fail_at(ta_sim_call call, uint64_t k, bool persistent, ta_status how
 /* Every call of one kind, singly and lastingly, for two statuses. */
 static void walk(ta_sim_call call, int *felt)
 {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    const int statuses = getenv("TA_TEST_LONG") ? 2 : 1;
+#else
+    const int statuses = 2;
+#endif
     static const ta_status how[2] = {TA_DRIVER, TA_OUT_OF_MEMORY};
     for (int persistent = 0; persistent < 2; persistent++)
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < statuses; h++)
             for (uint64_t k = 1; fail_at(call, k, persistent, how[h], felt); k++)
                 if (ta_test_failed) return;
 }
