@@ -4,6 +4,8 @@
                                   is given: the allocator, the driver, the hooks
     torcharena/lib/libcuda.so.1   simcuda, the simulated GPU that a rehearsal preloads
 
+                                  (libnvidia-ml.so.1 beside it is another name for it)
+
 Both link the C library alone. Of CUDA only headers are needed, and nothing of torch. Set
 TORCHARENA_CHECKS=1 for a build whose structures check themselves (slow).
 """
@@ -21,7 +23,13 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 SIMULATED = "torcharena.lib.libcuda"
-OUTPUTS = {SIMULATED: os.path.join("torcharena", "lib", "libcuda.so.1")}
+# Programs open NVIDIA's management library by name: an empty library that needs the other
+# one, so that what is looked up in it is found there. (A wheel holds no links.)
+MANAGEMENT = "torcharena.lib.libnvidia-ml"
+OUTPUTS = {
+    SIMULATED: os.path.join("torcharena", "lib", "libcuda.so.1"),
+    MANAGEMENT: os.path.join("torcharena", "lib", "libnvidia-ml.so.1"),
+}
 
 COMPILE = ["-O2", "-g0", "-std=c11", "-fvisibility=hidden", "-fexceptions"]
 LINK = ["-Wl,--as-needed", "-Wl,-z,relro,-z,now"]
@@ -89,6 +97,20 @@ class Build(build_ext):
             (ROOT / "python" / "torcharena" / "lib").mkdir(exist_ok=True)
         super().run()
 
+    def build_extension(self, ext: Extension) -> None:
+        if ext.name == MANAGEMENT:
+            empty = Path(self.build_temp) / "nothing.c"
+            empty.parent.mkdir(parents=True, exist_ok=True)
+            empty.write_text("typedef int ta_nothing;\n")
+            target = Path(self.build_lib) / OUTPUTS[SIMULATED]
+            ext.sources = [str(empty)]
+            ext.extra_link_args = [
+                "-Wl,-soname,libnvidia-ml.so.1",
+                "-Wl,--no-as-needed",
+                str(target),
+            ]
+        super().build_extension(ext)
+
 
 CHECKS = [("TA_CHECKING", "1")] if os.environ.get("TORCHARENA_CHECKS") == "1" else []
 
@@ -117,18 +139,13 @@ def extensions() -> list[Extension]:
         [],
         limited=True,
     )
-    simulated = sources("simcuda/*.c")
-    if not simulated:
-        return [core]
-    return [
-        core,
-        extension(
-            SIMULATED,
-            simulated + sources("driver/sim*.c", "driver/oracle*.c"),
-            ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,defs"],
-            limited=False,
-        ),
-    ]
+    simulated = extension(
+        SIMULATED,
+        sources("simcuda/*.c", "driver/sim*.c", "driver/oracle*.c"),
+        ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,defs"],
+        limited=False,
+    )
+    return [core, simulated, Extension(MANAGEMENT, [])]
 
 
 setup(

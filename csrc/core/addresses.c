@@ -20,9 +20,21 @@ static void count_addresses(ta_device *d, uint64_t bytes, bool up)
     d->addresses = d->stats.addresses.current;
 }
 
+/* An arena of a pool that is over, and empty. Stray addresses may still lead to its lock, so
+ * the structure is kept for the next pool. */
+static void retire_arena(ta_device *d, ta_arena *a)
+{
+    *(a->prev ? &a->prev->next : &d->arenas) = a->next;
+    if (a->next) a->next->prev = a->prev;
+    a->prev = NULL;
+    a->next = d->spare_arenas;
+    d->spare_arenas = a;
+}
+
 void ta_addresses_trim(ta_device *d)
 {
-    for (ta_arena *a = d->arenas; a; a = a->next) {
+    for (ta_arena *a = d->arenas, *after; a; a = after) {
+        after = a->next;
         ta_lock_take(&a->lock);
         for (ta_chunk *c = a->chunks, *next; c; c = next) {
             next = c->next;
@@ -33,7 +45,9 @@ void ta_addresses_trim(ta_device *d)
             ta_chunk_retire(d, c);
         }
         if (!a->chunks) a->next_chunk_bytes = 0;
+        bool over = a->orphan && !a->chunks;
         ta_lock_drop(&a->lock);
+        if (over) retire_arena(d, a);
     }
 }
 

@@ -54,24 +54,20 @@ static ta_block *hold(ta_arena *arena, ta_place place, uint64_t bytes)
     return ta_arena_take(arena, place.hole, start, end - start);
 }
 
-/* With `pages` held. */
-static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
-                            void **ptr, ta_oom *oom)
+/* A place held and its pages brought; *short_by: bytes of pages that could not be had. */
+static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
+                         bool thrifty, void **ptr, uint64_t *short_by)
 {
-    uint64_t short_by = 0;
+    ta_place (*const find)(const ta_arena *, uint64_t) =
+        thrifty ? ta_arena_thriftiest : ta_arena_best;
     ta_status status = TA_OK;
-    ta_pending_poll(d, arena);
-    ta_spin_take(&d->counting);
-    d->stats.slow_allocs++;
-    ta_spin_drop(&d->counting);
-
     ta_lock_take(&arena->lock);
-    ta_place place = ta_arena_best(arena, bytes);
+    ta_place place = find(arena, bytes);
     if (!place.hole) {
         ta_lock_drop(&arena->lock);
         status = ta_addresses_add(d, arena, bytes);
         ta_lock_take(&arena->lock);
-        if (!status) place = ta_arena_best(arena, bytes); /* others took from it? then fail */
+        if (!status) place = find(arena, bytes); /* others may have taken from it meanwhile */
     }
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status && !place.hole) status = TA_OUT_OF_MEMORY;
@@ -83,16 +79,35 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     ta_lock_drop(&arena->lock);
     if (!held) return status;
 
-    status = ta_pages_bring(d, arena, held, place.need, &short_by);
-    if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
+    status = ta_pages_bring(d, arena, held, place.need, short_by);
     ta_lock_take(&arena->lock);
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status) {
         ta_arena_cut(arena, held, place.addr, bytes);
         *ptr = begin(arena, held, size);
+    } else if (held->broken) {
+        held->pending_next = arena->broken;
+        arena->broken = held;
     } else
-        ta_arena_give(arena, held, atomic_load(&d->tick));
+        ta_arena_give(arena, held, arena->last_freed);
     ta_lock_drop(&arena->lock);
+    return status;
+}
+
+/* With `pages` held. */
+static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
+                            void **ptr, ta_oom *oom)
+{
+    uint64_t short_by = bytes;
+    ta_pages_mend(d, arena);
+    ta_pending_poll(d, arena);
+    ta_spin_take(&d->counting);
+    d->stats.slow_allocs++;
+    ta_spin_drop(&d->counting);
+    ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
+    if (status == TA_OUT_OF_MEMORY)
+        status = attempt(d, arena, bytes, size, true, ptr, &short_by);
+    if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
     return status;
 }
 

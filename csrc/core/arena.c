@@ -190,6 +190,33 @@ ta_place ta_arena_best(const ta_arena *arena, uint64_t size)
     return best;
 }
 
+/* Slots of [addr, end) that lie wholly in the hole: nothing else keeps their pages. */
+static uint32_t alone(const ta_chunk *c, const ta_hole *h, uint64_t addr, uint64_t end)
+{
+    uint32_t low = ta_slot_below(c, addr), high = ta_slot_above(c, end);
+    if (low < ta_slot_above(c, h->addr)) low = ta_slot_above(c, h->addr);
+    if (high > ta_slot_below(c, h->addr + h->size)) high = ta_slot_below(c, h->addr + h->size);
+    return low < high ? high - low : 0;
+}
+
+ta_place ta_arena_thriftiest(const ta_arena *arena, uint64_t size)
+{
+    ta_place best = {NULL, 0, 0};
+    uint32_t fewest = UINT32_MAX;
+    for (ta_hole *h = ta_bins_fit(&arena->bins, size); h;
+         h = ta_bins_next(&arena->bins, h)) {
+        const ta_chunk *c = h->first->chunk;
+        uint64_t at[2] = {h->addr, h->addr + h->size - size};
+        for (int i = 0; i < 2; i++) {
+            uint32_t pages = alone(c, h, at[i], at[i] + size);
+            if (pages >= fewest) continue;
+            fewest = pages;
+            best = (ta_place){h, at[i], missing(c, at[i], at[i] + size)};
+        }
+    }
+    return best;
+}
+
 static void set_hole(ta_arena *arena, ta_hole *h, ta_block *first, ta_block *last,
                      uint32_t unmapped)
 {

@@ -14,6 +14,9 @@ typedef struct ta_place {
     uint32_t need; /* pages to be brought */
 } ta_place;
 ta_place ta_arena_best(const ta_arena *arena, uint64_t size);
+/* Of all holes the one where the fewest pages serve this request alone, whether they are
+ * there or missing: where memory is short, idle pages elsewhere are as good as those here. */
+ta_place ta_arena_thriftiest(const ta_arena *arena, uint64_t size);
 /* Takes [addr, addr+size) out of the hole, held. Stocked before. */
 ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t size);
 /* Gives what lies outside [addr, addr+size) back. Stocked before. */

@@ -29,6 +29,7 @@ static void done(ta_arena *arena, ta_block *b, uint64_t tick)
 void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
 {
     ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
+    if (arena->last_freed < tick) arena->last_freed = tick;
     ta_count_free(arena, b->size, b->requested, b->uses != NULL);
     if (!b->uses) {
         done(arena, b, tick);
@@ -54,6 +55,5 @@ void ta_block_settle(ta_arena *arena, ta_block *b)
 {
     ta_uses_free(b);
     ta_count_settled(arena, b->size);
-    /* A later tick than its free's can only make us wait longer. */
-    done(arena, b, atomic_load_explicit(&arena->device->tick, memory_order_relaxed));
+    done(arena, b, arena->last_freed); /* others on its pages may have gone after it */
 }

@@ -170,14 +170,22 @@ ta_arena *ta_arena_get(ta_device *d, ta_stream stream, bool small, ta_pool *pool
             a = p;
     if (a) return a;
     ta_stream_state *state = ta_stream_get(d, stream);
-    if (!state || (!pool && !map_reserve(d)) || !(a = calloc(1, sizeof *a))) return NULL;
-    ta_lock_init(&a->lock, TA_RANK_ARENA);
-    a->device = d;
+    if (!state || (!pool && !map_reserve(d))) return NULL;
+    if ((a = d->spare_arenas))
+        d->spare_arenas = a->next;
+    else if ((a = calloc(1, sizeof *a))) {
+        ta_lock_init(&a->lock, TA_RANK_ARENA);
+        a->device = d;
+        a->page_bytes = d->page_bytes;
+        ta_bins_init(&a->bins);
+    } else
+        return NULL;
+    ta_lock_take(&a->lock); /* a stray address may be looking at it */
     a->stream = state;
     a->small = small;
-    a->page_bytes = d->page_bytes;
-    atomic_init(&a->pool, pool);
-    ta_bins_init(&a->bins);
+    a->orphan = false;
+    atomic_store(&a->pool, pool);
+    ta_lock_drop(&a->lock);
     a->next = d->arenas;
     if (a->next) a->next->prev = a;
     d->arenas = a;

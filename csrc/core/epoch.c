@@ -128,9 +128,12 @@ ta_status ta_device_wait(ta_device *d)
     }
     double since = now_us();
     uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
+    d->device_waits++;
     ta_lock_drop(&d->pages);
     ta_status status = driver->device_wait(driver->self, d->ordinal);
     ta_lock_take(&d->pages);
+    d->device_waits--;
+    pthread_cond_broadcast(&d->pool_idle);
     count_wait(d, since);
     if (status) return status;
     for (ta_stream_state *s = d->streams; s; s = s->next) {
@@ -154,8 +157,9 @@ static bool still_used(ta_device *d, const ta_use *u)
     return false;
 }
 
-void ta_pending_poll(ta_device *d, ta_arena *arena)
+size_t ta_pending_poll(ta_device *d, ta_arena *arena)
 {
+    size_t settled = 0;
     ta_lock_take(&arena->lock);
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
@@ -163,8 +167,10 @@ void ta_pending_poll(ta_device *d, ta_arena *arena)
         *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
         *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
         ta_block_settle(arena, b);
+        settled++;
     }
     ta_lock_drop(&arena->lock);
+    return settled;
 }
 
 ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)

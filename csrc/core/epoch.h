@@ -19,8 +19,8 @@ ta_status ta_stream_wait(ta_device *device, ta_stream_state *stream, uint64_t ti
  * is open. Everything freed before has passed then. */
 ta_status ta_device_wait(ta_device *device);
 /* Blocks of the arena that were freed while recorded streams used them: those that are no
- * longer used become free. Takes the arena's lock. */
-void ta_pending_poll(ta_device *device, ta_arena *arena);
+ * longer used become free; how many. Takes the arena's lock. */
+size_t ta_pending_poll(ta_device *device, ta_arena *arena);
 /* Waits for the arena's oldest pending block of those freed before tick `before`.
  * TA_NOT_READY where there is none, or it cannot be waited for. */
 ta_status ta_pending_wait(ta_device *device, ta_arena *arena, uint64_t before);

@@ -128,10 +128,12 @@ static ta_status wait_idle(ta_device *d)
 /* The same for a block freed before `tick` that a recorded stream uses. */
 static ta_status wait_pending(ta_device *d, uint64_t tick)
 {
-    ta_status status = TA_NOT_READY;
+    size_t settled = 0;
+    for (ta_arena *a = d->arenas; a; a = a->next) settled += ta_pending_poll(d, a);
+    ta_status status = settled ? TA_OK : TA_NOT_READY;
     for (ta_arena *a = d->arenas; a && status == TA_NOT_READY; a = a->next) {
         status = ta_pending_wait(d, a, tick);
-        if (!status) ta_pending_poll(d, a); /* `a` stays: arenas go only in trim */
+        if (!status) ta_pending_poll(d, a); /* only now may `a` have left the list */
     }
     return status;
 }
@@ -261,18 +263,20 @@ static uint32_t run_end(const uint32_t *slots, uint32_t at, uint32_t count)
     return end;
 }
 
+/* *stuck: how many pages, from the first on, a failure left mapped. */
 static ta_status map_run(ta_device *d, ta_chunk *c, uint32_t slot, uint32_t count,
-                         const ta_handle *pages)
+                         const ta_handle *pages, uint32_t *stuck)
 {
     uint64_t at = c->addr + ((uint64_t)slot << c->shift);
     ta_status status = TA_OK;
     uint32_t done = 0;
+    *stuck = 0;
     while (done < count && !status) {
         status = ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
         if (!status) done++;
     }
     if (!status) status = ta_call_access(d, at, (uint64_t)count << c->shift);
-    if (status && done) ta_call_unmap(d, at, (uint64_t)done << c->shift);
+    if (status && done && ta_call_unmap(d, at, (uint64_t)done << c->shift)) *stuck = done;
     return status;
 }
 
@@ -289,14 +293,15 @@ static void settle(ta_arena *arena, ta_chunk *c, const uint32_t *slots, uint32_t
     ta_lock_drop(&arena->lock);
 }
 
-static ta_status map_all(ta_device *d, ta_arena *arena, ta_chunk *c, const uint32_t *slots,
-                         ta_hand *hand)
+static ta_status map_all(ta_device *d, ta_arena *arena, ta_block *block,
+                         const uint32_t *slots, ta_hand *hand)
 {
-    uint32_t count = (uint32_t)hand->count, mapped = 0, end;
+    ta_chunk *c = block->chunk;
+    uint32_t count = (uint32_t)hand->count, mapped = 0, end, stuck = 0;
     ta_status status = TA_OK;
     for (; mapped < count; mapped = end) {
         end = run_end(slots, mapped, count);
-        status = map_run(d, c, slots[mapped], end - mapped, hand->pages + mapped);
+        status = map_run(d, c, slots[mapped], end - mapped, hand->pages + mapped, &stuck);
         if (status) break;
     }
     if (!status) {
@@ -304,20 +309,42 @@ static ta_status map_all(ta_device *d, ta_arena *arena, ta_chunk *c, const uint3
         hand->count = 0;
         return TA_OK;
     }
-    uint32_t kept = 0; /* what the driver will not unmap again stays, as idle memory */
-    for (uint32_t i = 0; i < mapped; i = end) {
-        end = run_end(slots, i, mapped);
+    for (uint32_t i = 0; i < mapped + stuck; i = end) {
+        end = run_end(slots, i, i < mapped ? mapped : mapped + stuck);
         uint64_t at = c->addr + ((uint64_t)slots[i] << c->shift);
-        if (ta_call_unmap(d, at, (uint64_t)(end - i) << c->shift) == TA_OK) continue;
+        if (i < mapped && ta_call_unmap(d, at, (uint64_t)(end - i) << c->shift) == TA_OK)
+            continue;
+        /* What the driver will not unmap stays where it is, and the place with it. */
         settle(arena, c, slots + i, end - i, hand->pages + i);
         for (uint32_t k = i; k < end; k++) hand->pages[k] = 0;
-        kept += end - i;
+        block->broken = true;
     }
     size_t left = 0;
     for (size_t i = 0; i < count; i++)
         if (hand->pages[i]) hand->pages[left++] = hand->pages[i];
-    hand->count = count - kept;
+    hand->count = left;
     return status;
+}
+
+void ta_pages_mend(ta_device *d, ta_arena *arena)
+{
+    ta_lock_take(&arena->lock);
+    for (ta_block **at = &arena->broken, *b; (b = *at);) {
+        ta_chunk *c = b->chunk;
+        uint32_t high = ta_slot_above(c, b->addr + b->size);
+        ta_status status = ta_arena_stock(arena) ? TA_OK : TA_NO_HOST_MEMORY;
+        for (uint32_t i = ta_slot_below(c, b->addr); i < high && !status; i++)
+            if (ta_chunk_has(c, i))
+                status = ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
+        if (status) {
+            at = &b->pending_next;
+            continue;
+        }
+        *at = b->pending_next;
+        b->broken = false;
+        ta_arena_give(arena, b, arena->last_freed);
+    }
+    ta_lock_drop(&arena->lock);
 }
 
 ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_t need,
@@ -337,7 +364,7 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
         ta_lock_drop(&arena->lock);
         status = gather(d, &hand, block->size);
         *short_by = (hand.want - hand.count) * d->page_bytes;
-        if (!status) status = map_all(d, arena, c, slots, &hand);
+        if (!status) status = map_all(d, arena, block, slots, &hand);
         put_down(d, &hand, false);
     }
     free(hand.pages);
@@ -352,7 +379,10 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
     ta_handle pages[BATCH];
     uint64_t start = atomic_load(&d->tick) + 1; /* what is freed later may stay */
     ta_status status = TA_OK;
-    for (ta_arena *a = d->arenas; a; a = a->next) ta_pending_poll(d, a);
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        ta_pages_mend(d, a);
+        ta_pending_poll(d, a);
+    }
     if (wait && pools_over(d)) {
         status = ta_device_wait(d);
         if (status && status != TA_NOT_READY) return status;
@@ -409,11 +439,17 @@ void ta_pages_destroy(ta_device *d)
         ta_arena_destroy(a);
         free(a);
     }
+    for (ta_arena *a = d->spare_arenas, *next; a; a = next) {
+        next = a->next;
+        ta_arena_destroy(a);
+        free(a);
+    }
     while (d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
     free(d->ready.pages);
     for (ta_chunk *c = d->spare_chunks, *next; c; c = next) {
         next = c->next;
         free(c);
     }
-    d->arenas = NULL;
+    d->arenas = d->spare_arenas = NULL;
+    d->spare_chunks = NULL;
 }

@@ -25,6 +25,7 @@ ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id, ta_pool_filt
     ta_open_pool *open = calloc(1, sizeof *open);
     if (!open) return TA_NO_HOST_MEMORY;
     ta_lock_take(&d->pages);
+    while (d->device_waits) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
     ta_pool *p = find(d, id);
     if (atomic_load(&d->open_count) >= TA_OPEN_POOLS)
         status = TA_INVALID;

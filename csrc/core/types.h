@@ -55,7 +55,8 @@ struct ta_block {
     ta_block *prev, *next; /* by address, within the chunk */
     ta_chunk *chunk;
     ta_state state;
-    bool listed;
+    bool listed; /* free: in the arena's list of idle memory */
+    bool broken; /* held: pages under it that the driver neither lets us use nor unmaps */
     union {
         struct { /* live, pending, held */
             uint64_t requested, serial;
@@ -134,7 +135,9 @@ struct ta_arena {
     ta_bins bins;
     ta_table table;
     ta_block *oldest, *newest; /* free blocks that own mapped pages, as they became free */
+    uint64_t last_freed; /* the highest tick of a free here: passing it passes them all */
     ta_block *pending_first, *pending_last;
+    ta_block *broken; /* linked by pending_next */
     ta_counts counts;
     ta_block *spare_blocks;
     ta_hole *spare_holes;
@@ -200,7 +203,8 @@ struct ta_device {
     int ordinal;
     atomic_bool used;
     ta_lock pages;
-    pthread_cond_t pool_idle;
+    pthread_cond_t pool_idle; /* a filter returned, or the device was waited for */
+    int device_waits;         /* under way: captures begin after them, they would break */
     bool plain; /* no VMM: memory comes in whole ranges */
     uint64_t total, page_bytes, address_bound, addresses;
     ta_arena *arenas;

@@ -36,8 +36,9 @@ bool ta_source_of(const char *name, ta_limit_source *source);
 #define TA_PY_FUNCTIONS(X)                                                               \
     X(hooks)                                                                             \
     X(library_path)                                                                      \
-    X(created) X(forked) X(probe) X(driver_problem) X(torch_install) X(torch_status)     \
-        X(messages) X(set_limit) X(limit) X(stats) X(reset_peaks) X(reset_accumulated)   \
+    X(created)                                                                           \
+    X(forked) X(probe) X(driver_problem) X(torch_install) X(torch_status) X(messages)    \
+        X(set_limit) X(limit) X(stats) X(reset_peaks) X(reset_accumulated)               \
             X(device_memory) X(device_used) X(snapshot) X(trim) X(check) X(mark)         \
                 X(record_start) X(record_stop) X(history_start) X(history_stop)          \
                     X(history)

@@ -9,24 +9,30 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../driver/cuda.h"
 #include "torch.h"
 
 static pthread_mutex_t create_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(ta_allocator *) current;
-static atomic_int creator; /* process id; 0 before */
 
 ta_allocator *ta_process_allocator(void)
 {
     return atomic_load_explicit(&current, memory_order_acquire);
 }
 
+/* An observer that is never added: asking to remove it only tells whether the allocator
+ * takes this process for a child of its own. */
+static void nobody(void *context, const ta_event_info *event)
+{
+    (void)context;
+    (void)event;
+}
+
 bool ta_process_forked(void)
 {
-    int pid = atomic_load(&creator);
-    return pid != 0 && pid != (int)getpid();
+    ta_allocator *allocator = ta_process_allocator();
+    return allocator != NULL && ta_remove_observer(allocator, nobody, NULL) == TA_FORKED;
 }
 
 ta_status ta_process_create(const ta_config *config)
@@ -39,7 +45,6 @@ ta_status ta_process_create(const ta_config *config)
         status = ta_allocator_create(ta_cuda_driver(), config, &made);
     if (status == TA_OK) {
         ta_set_stream_owner(made, ta_torch_owns_stream, NULL);
-        atomic_store(&creator, (int)getpid());
         atomic_store_explicit(&current, made, memory_order_release);
     }
     pthread_mutex_unlock(&create_lock);

@@ -10,8 +10,8 @@
 /* TA_INVALID if there is one already. Starts no driver. */
 ta_status ta_process_create(const ta_config *config);
 /* NULL before ta_process_create. */
-ta_allocator *ta_process_allocator(void);
-/* True in a child of the process that called ta_process_create. */
+TA_API ta_allocator *ta_process_allocator(void);
+/* True in a child that was forked from the process whose memory the allocator manages. */
 bool ta_process_forked(void);
 
 /* What C code has to tell the user waits here for the next call from Python: nothing is

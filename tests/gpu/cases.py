@@ -7,7 +7,9 @@ program would, after torcharena.enable()."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import sys
 import threading
 import time
@@ -17,8 +19,11 @@ from typing import Any
 import torch
 import torcharena
 
+# On the simulated GPU kernels compute nothing: what they would give is not looked at.
+REAL = "libcuda.so.1" not in os.environ.get("LD_PRELOAD", "")
 GIB = 1 << 30
 MIB = 1 << 20
+_watched = False
 
 
 def driver_work() -> dict[str, int]:
@@ -30,12 +35,44 @@ def driver_work() -> dict[str, int]:
     }
 
 
+def watch() -> None:
+    """On the simulated GPU the oracle judges every reuse from now on."""
+    global _watched
+    if REAL or _watched:
+        return
+    _watched = True
+    core, gpu = libraries()
+    core.ta_process_allocator.restype = ctypes.c_void_p
+    gpu.ta_simcuda_machine.restype = ctypes.c_void_p
+    machine = ctypes.c_void_p(gpu.ta_simcuda_machine())
+    allocator = ctypes.c_void_p(core.ta_process_allocator())
+    assert machine and allocator
+    assert core.ta_add_observer(allocator, gpu.ta_simcuda_observe, machine) == 0
+
+
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """The C core and the simulated GPU."""
+    from torcharena import _core
+
+    return ctypes.CDLL(_core.library_path()), ctypes.CDLL(None)
+
+
+def sums_to(tensor: torch.Tensor, wanted: float) -> None:
+    found = tensor.sum().item()
+    assert not REAL or found == wanted, (found, wanted)
+
+
 def assert_sound() -> None:
     from torcharena import _core
 
     torch.cuda.synchronize()
     wrong = _core.check()
     assert wrong is None, wrong
+    if not REAL:
+        gpu = libraries()[1]
+        gpu.ta_simcuda_violation.restype = ctypes.c_char_p
+        broken = gpu.ta_simcuda_violation(None)
+        assert broken is None, broken.decode()
 
 
 # --- out of memory -----------------------------------------------------------------------
@@ -79,7 +116,7 @@ def g1() -> None:
         else:
             raise AssertionError("no OutOfMemoryError")
         small = torch.ones(1000, device="cuda")
-        assert small.sum().item() == 1000
+        sums_to(small, 1000)
     assert_sound()
 
 
@@ -137,7 +174,7 @@ def g8_backward() -> None:
     Greedy.greedy = False
     Greedy.apply(weight).sum().backward()
     assert weight.grad is not None
-    assert weight.grad.sum().item() == 2_000_000
+    sums_to(weight.grad, 2_000_000)
     assert_sound()
 
 
@@ -204,7 +241,8 @@ def g3() -> None:
             assert image.grad is not None
             results.append((out.detach().clone(), image.grad.clone()))
         for plain, tuned in zip(*results, strict=True):
-            torch.testing.assert_close(plain, tuned, rtol=2e-2, atol=2e-1)
+            if REAL:
+                torch.testing.assert_close(plain, tuned, rtol=2e-2, atol=2e-1)
     assert_sound()
 
 
@@ -215,7 +253,7 @@ def g4() -> None:
     for share in (0.75, 0.875):
         block = torch.empty(int(total * share), dtype=torch.uint8, device="cuda")
         block[-1] = 7
-        assert block[-1].item() == 7
+        assert not REAL or block[-1].item() == 7
         del block
     assert_sound()
 
@@ -257,7 +295,7 @@ def g6() -> None:
         assert "TORCHARENA_ENABLE=1" in str(error), error
     else:
         raise AssertionError("enabled after CUDA was used")
-    assert torch.ones(10, device="cuda").sum().item() == 10
+    sums_to(torch.ones(10, device="cuda"), 10)
 
 
 def g6_twice() -> None:
@@ -271,13 +309,14 @@ def g6_twice() -> None:
     else:
         raise AssertionError("enabled with another limit")
     assert torcharena.limit() == 8 * GIB
-    assert kept.sum().item() == 10
+    sums_to(kept, 10)
 
 
 # --- streams and graphs ----------------------------------------------------------------------
 def record_stream() -> None:
     """Bytes used by a slow stream are not given to another before it has passed."""
     torcharena.enable()
+    watch()
     side = torch.cuda.Stream()
     wrong = 0
     for round_ in range(50):
@@ -294,7 +333,7 @@ def record_stream() -> None:
             torch.full((4 * MIB,), -1 - value, dtype=torch.int32, device="cuda")
         torch.cuda.current_stream().wait_stream(side)
         wrong += int((copy != round_).sum().item())
-    assert wrong == 0, f"{wrong} words were overwritten"
+    assert not REAL or wrong == 0, f"{wrong} words were overwritten"
     torch.cuda.synchronize()
     del copy
     assert torch.cuda.memory_allocated() == 0
@@ -304,11 +343,8 @@ def record_stream() -> None:
 def own_stream() -> None:
     """torch's streams are known for torch's; one that others own may be destroyed."""
     torcharena.enable()
-    import ctypes
-
-    from torcharena import _core
-
-    library = ctypes.CDLL(_core.library_path())
+    watch()
+    library = libraries()[0]
     library.ta_test_owns_stream.restype = ctypes.c_bool
     library.ta_test_owns_stream.argtypes = [ctypes.c_int, ctypes.c_void_p]
     owns = library.ta_test_owns_stream
@@ -331,13 +367,14 @@ def own_stream() -> None:
     foreign.synchronize()
     assert runtime.cudaStreamDestroy(handle.value) == runtime.cudaError.success
     torch.cuda.empty_cache()
-    assert torch.full((8 * MIB,), 4, device="cuda").sum().item() == 32 * MIB
+    sums_to(torch.full((8 * MIB,), 4, device="cuda"), 32 * MIB)
     assert_sound()
 
 
 def graph_replay(times: str = "1000") -> None:
     """A captured graph gives right results between other allocations."""
     torcharena.enable(limit="2GiB")
+    watch()
     torch.manual_seed(0)
     x = torch.zeros(512, 512, device="cuda")
     weight = torch.randn(512, 512, device="cuda") / 23
@@ -363,10 +400,10 @@ def graph_replay(times: str = "1000") -> None:
         held.append(torch.full((size,), step % 251, dtype=torch.uint8, device="cuda"))
         if len(held) > 6:
             old = held.pop(0)
-            assert old[0] == old[-1]
+            assert not REAL or old[0] == old[-1]
         x.copy_(fresh)
         graph.replay()
-        if step % 50 == 0 or step > int(times) - 5:
+        if REAL and (step % 50 == 0 or step > int(times) - 5):
             torch.testing.assert_close(out, work(fresh), rtol=1e-3, atol=1e-3)
         if step % 97 == 0:
             torch.cuda.empty_cache()
@@ -381,6 +418,7 @@ def graph_replay(times: str = "1000") -> None:
 def warm_loop() -> None:
     """A loop of fixed shapes makes no driver call that maps once it is warm."""
     torcharena.enable()
+    watch()
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *[
@@ -406,11 +444,12 @@ def warm_loop() -> None:
 def two_gpus() -> None:
     """Copies between devices, and memory freed while the other device is current."""
     torcharena.enable()
+    watch()
     for size in (1000, 8 * MIB, 64 * MIB):
         a = torch.arange(size, dtype=torch.int32, device="cuda:0")
         b = a.to("cuda:1")
         c = (b + 1).to("cuda:0")
-        assert torch.equal(c, a + 1)
+        assert not REAL or torch.equal(c, a + 1)
         with torch.cuda.device(1):
             del a
         with torch.cuda.device(0):
@@ -442,6 +481,14 @@ CASES: dict[str, Callable[..., None]] = {
         two_gpus,
     )
 }
+
+def together(*names: str) -> None:
+    """Several cases in one process: those that enable in the same way."""
+    for name in names:
+        CASES[name]()
+
+
+CASES["together"] = together
 
 if __name__ == "__main__":
     CASES[sys.argv[1]](*sys.argv[2:])

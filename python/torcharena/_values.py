@@ -1,0 +1,450 @@
+"""Values on a simulated GPU: what decides a program's course is computed on the CPU.
+
+Kernels compute nothing on the simulated GPU, but its memory is real host memory. So a
+dispatch mode lets every operation run (all its allocations happen), and then computes what
+matters with PyTorch's CPU kernels over the same memory:
+
+* integers and booleans are true;
+* small floats (up to ``limit`` elements) are computed;
+* where an integer derives from large floats, which have no contents, it is computed from
+  random numbers; a small float that derives from large ones is random, in [0, 1);
+* an operation whose output's size is its value (``nonzero``, ``unique``, a boolean mask as
+  an index) is computed first, and its output allocated.
+
+Not thread-safe beyond what a dispatch mode is: each thread has its own stack of modes, and
+autograd's threads take the one of the forward pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Values", "DEFAULT_LIMIT"]
+
+DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
+_WORK = 1 << 25  # multiplications up to which a product is computed
+_FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
+_aten = torch.ops.aten
+
+_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM = range(7)
+
+# Integers in their results are for the backward pass alone, or states of generators.
+_LEFT_ALONE = (
+    "native_dropout",
+    "_fused_dropout",
+    "_scaled_dot_product",
+    "_efficient_attention",
+    "_flash_attention",
+    "_fused_sdp_choice",
+    "cudnn_batch_norm",
+    "_cudnn_rnn",
+    "_cudnn_init_dropout_state",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "_thnn_fused",
+    "_amp_foreach_non_finite_check_and_unscale",
+    "empty",
+    "_embedding_bag",
+    "_ctc_loss",
+    "record_stream",
+    "resize_",
+    "set_",
+)
+_SIZED_BY_VALUES = (
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "unique_dim_consecutive",
+    "repeat_interleave",
+    "bincount",
+    "equal",
+    "nms",
+    "is_nonzero",
+)
+_COPIES = ("copy_", "_to_copy", "_foreach_copy_", "_copy_from", "clone")
+_INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_",
+             "_unsafe_index_put")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution",
+             "convolution_backward", "cudnn_convolution", "addmv", "mv", "linear")
+_CHOICES = ("argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial", "mode")
+
+
+class _Plan:
+    """What to do with one operator, looked up once."""
+
+    __slots__ = ("kind", "name", "seeded", "writes")
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        name = schema.name.split("::")[-1]
+        self.name = name
+        self.writes = [
+            (i, a.name, a.kwarg_only)
+            for i, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        returns = schema.returns
+        if name == "_local_scalar_dense":
+            self.kind = _ITEM
+        elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
+            self.kind = _DYNAMIC
+        elif name in _INDEXING:
+            self.kind = _INDEX
+        elif name in _COPIES:
+            self.kind = _COPY
+        elif name.startswith(_LEFT_ALONE) or name.startswith("new_empty"):
+            self.kind = _LEAVE
+        elif (
+            returns
+            and not self.writes
+            and all(r.alias_info is not None for r in returns)
+        ):
+            self.kind = _VIEW
+        else:
+            self.kind = _PLAIN
+
+
+def _tensors(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors among arguments or results, lists and tuples included."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _tensors(value, found)
+    return found
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the same bytes as a tensor of the simulated GPU."""
+    if tensor.numel() == 0:
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+        )
+    storage = tensor.untyped_storage()
+    memory = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), torch.device("cpu"), storage.nbytes()
+    )
+    view = torch.empty((0,), dtype=tensor.dtype, device="cpu").set_(
+        memory, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    if tensor.is_conj():
+        view = view.conj()
+    return view
+
+
+class Values(TorchDispatchMode):
+    """Keeps integers, booleans and small floats true on a simulated GPU.
+
+    ``limit``: elements up to which floats are computed (``TORCHARENA_VALUES_LIMIT`` in the
+    environment, else 131072). ``seed``: of the random numbers fed where contents are
+    unknown. Enter it in the thread that runs the program.
+    """
+
+    def __init__(self, limit: int | None = None, seed: int = 0) -> None:
+        super().__init__()
+        if limit is None:
+            limit = int(os.environ.get("TORCHARENA_VALUES_LIMIT", DEFAULT_LIMIT))
+        self.limit = limit
+        self.plans: dict[Any, _Plan] = {}
+        self.guessed: Counter[str] = Counter()  #: operators fed or filled at random
+        self.failed: Counter[str] = Counter()  #: operators the CPU could not compute
+        self.generator = torch.Generator().manual_seed(seed)
+        self.tile = torch.rand(1 << 18, generator=self.generator)
+        self.bits = self.tile > 0.5
+        try:
+            skip = ctypes.CDLL(None).ta_simcuda_skip_above
+            skip.argtypes, skip.restype = [ctypes.c_size_t], None
+            self.skip: Any = skip
+        except AttributeError:
+            self.skip = None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run as without the mode."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper that imports torch._dynamo at the first operation."""
+        return False
+
+    # --- what is known ------------------------------------------------------------------
+    def known(self, tensor: torch.Tensor) -> bool:
+        """True where the contents are kept: integers, booleans, small floats, the CPU's."""
+        if not tensor.is_cuda or not _is_float(tensor):
+            return True
+        if tensor.numel() > self.limit:
+            return False
+        return bool(
+            tensor.untyped_storage().nbytes() <= self.limit * tensor.element_size()
+        )
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Random contents: floats in [0, 1), booleans, small integers left as they are."""
+        out = _view(tensor)
+        if out.dtype is torch.bool:
+            source = self.bits
+        elif _is_float(out):
+            source = self.tile
+        else:
+            return
+        count = out.numel()
+        if count <= source.numel():
+            out.copy_(source[:count].view(out.shape))
+            return
+        whole = source.repeat(-(-count // source.numel()))[:count]
+        out.copy_(whole.view(out.shape))
+
+    def random_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Random numbers in the shape of a tensor whose contents are unknown."""
+        count = tensor.numel()
+        start = int(torch.randint(0, 1 << 12, (1,), generator=self.generator))
+        repeats = -(-(count + start) // self.tile.numel())
+        flat = self.tile if repeats == 1 else self.tile.repeat(repeats)
+        return flat[start : start + count].view(tensor.shape).to(tensor.dtype)
+
+    # --- converting arguments -------------------------------------------------------------
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not value.is_cuda:
+                return value
+            if self.known(value):
+                return _view(value)
+            return self.random_like(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._convert(v) for v in value)
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, torch.Generator):
+            return self.generator
+        return value
+
+    def _on_cpu(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        """The operator on the CPU over the same memory; None where it cannot."""
+        try:
+            cpu_args = self._convert(tuple(args))
+            cpu_kwargs = {k: self._convert(v) for k, v in kwargs.items()}
+            if cpu_kwargs.get("pin_memory"):
+                cpu_kwargs["pin_memory"] = False
+            if not plan.seeded or cpu_kwargs.get("generator") is not None:
+                return func(*cpu_args, **cpu_kwargs)
+            # The user's generator must not notice.
+            state = torch.get_rng_state()
+            torch.set_rng_state(self.generator.get_state())
+            try:
+                return func(*cpu_args, **cpu_kwargs)
+            finally:
+                self.generator.set_state(torch.get_rng_state())
+                torch.set_rng_state(state)
+        except (RuntimeError, NotImplementedError, IndexError, TypeError):
+            self.failed[plan.name] += 1
+            return None
+
+    # --- the mode ----------------------------------------------------------------------------
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for kind in types:
+            if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+                return NotImplemented
+        kwargs = kwargs or {}
+        plan = self.plans.get(func)
+        if plan is None:
+            plan = self.plans[func] = _Plan(func)
+        kind = plan.kind
+        if kind == _VIEW or kind == _LEAVE:
+            return func(*args, **kwargs)
+        if kind == _ITEM:
+            return self._item(func, args)
+        if kind == _COPY:
+            return self._copy(func, plan, args, kwargs)
+        if kind == _INDEX:
+            args = self._indices(args)
+        elif kind == _DYNAMIC:
+            inputs = _tensors(args, [])
+            if any(t.is_cuda for t in inputs):
+                return self._sized_by_values(func, plan, args, kwargs, inputs)
+        result = func(*args, **kwargs)
+        self._after(func, plan, args, kwargs, result)
+        return result
+
+    def _item(self, func: Any, args: Any) -> Any:
+        value = func(*args)
+        if args[0].is_cuda and isinstance(value, float) and not self.known(args[0]):
+            self.guessed["item"] += 1
+            value = float(torch.rand((), generator=self.generator))
+        return value
+
+    def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        """Copies move bytes themselves, but large floats' need not; casts are kernels."""
+        inputs = _tensors(args, _tensors(kwargs.values(), []))
+        large = self.skip is not None and any(
+            _is_float(t) and t.numel() > self.limit for t in inputs
+        )
+        if large:
+            self.skip(self.limit)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            if large:
+                self.skip(0)
+        if not large:
+            self._after(func, plan, args, kwargs, result)
+        return result
+
+    def _indices(self, args: Any) -> Any:
+        """Boolean masks become indices here: below, their count would be a kernel's result."""
+        indices = args[1]
+        if not any(
+            i is not None and i.is_cuda and i.dtype in (torch.bool, torch.uint8)
+            for i in indices
+        ):
+            return args
+        made: list[Any] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                made.append(index)
+                continue
+            places = _view(index).nonzero() if index.is_cuda else index.nonzero()
+            on_device = self._give(places, index.device)
+            made.extend(on_device.select(1, j) for j in range(index.dim()))
+        return (args[0], made, *args[2:])
+
+    def _give(self, value: Any, device: torch.device) -> Any:
+        """A CPU result as a tensor of the simulated GPU."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._give(v, device) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        out = torch.empty(value.shape, dtype=value.dtype, device=device)
+        if value.numel():
+            _view(out).copy_(value)
+        return out
+
+    def _sized_by_values(
+        self, func: Any, plan: _Plan, args: Any, kwargs: Any, inputs: list[torch.Tensor]
+    ) -> Any:
+        if not all(self.known(t) for t in inputs):
+            self.guessed[plan.name] += 1
+            if plan.name == "equal":
+                return args[0].shape == args[1].shape
+        result = self._on_cpu(func, plan, args, kwargs)
+        if result is None:
+            return func(*args, **kwargs)
+        device = next(t.device for t in inputs if t.is_cuda)
+        return self._give(result, device)
+
+    def _after(self, func: Any, plan: _Plan, args: Any, kwargs: Any, result: Any) -> None:
+        """Computes what matters of an operation that has run."""
+        written = []
+        for position, name, keyword in plan.writes:
+            value = kwargs.get(name) if keyword or position >= len(args) else args[position]
+            _tensors((value,), written)
+        outputs = written or _tensors((result,), [])
+        wanted = [t for t in outputs if t.numel() and t.is_cuda and self.known(t)]
+        if not wanted:
+            return
+        inputs = _tensors(args, _tensors(kwargs.values(), []))
+        unknown = [t for t in inputs if not self.known(t)]
+        integers = [t for t in wanted if not _is_float(t)]
+        if unknown:
+            self.guessed[plan.name] += 1
+            if not integers:
+                if not written:
+                    for tensor in wanted:
+                        self.fill(tensor)
+                return
+            if max(t.numel() for t in unknown) > _FEED or plan.name in _CHOICES:
+                if self._choose(plan, args, kwargs, outputs, unknown[0]):
+                    return
+        elif plan.name in _PRODUCTS and self._work(plan, inputs, outputs) > _WORK:
+            self.guessed[plan.name] += 1
+            for tensor in wanted:
+                self.fill(tensor)
+            return
+        values = self._on_cpu(func, plan, args, kwargs)
+        if written:
+            return
+        if values is None:
+            for tensor in wanted:
+                if _is_float(tensor):
+                    self.fill(tensor)
+            return
+        for tensor, value in zip(outputs, _tensors((values,), []), strict=False):
+            if tensor.is_cuda and tensor.numel() and self.known(tensor):
+                if tensor.shape == value.shape:
+                    _view(tensor).copy_(value)
+
+    def _work(
+        self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> int:
+        """Multiplications of a product, roughly."""
+        if "conv" in plan.name and len(inputs) > 1:
+            weight = inputs[1] if plan.name != "convolution_backward" else inputs[2]
+            return max(t.numel() for t in (*inputs, *outputs)) * max(
+                1, weight.numel() // max(1, weight.shape[0])
+            )
+        return max(t.numel() for t in outputs) * max(t.shape[-1] for t in inputs if t.dim())
+
+    def _choose(
+        self,
+        plan: _Plan,
+        args: Any,
+        kwargs: Any,
+        outputs: list[torch.Tensor],
+        source: torch.Tensor,
+    ) -> bool:
+        """Random results without looking at large floats. False where it cannot tell how."""
+        name = plan.name
+        if name in ("argmax", "argmin", "max", "min", "mode", "topk", "multinomial"):
+            position = 2 if name in ("topk", "multinomial") else 1
+            dim = args[position] if len(args) > position else kwargs.get("dim")
+            if name in ("topk", "multinomial") and not isinstance(dim, int):
+                dim = -1
+            high = source.numel() if dim is None else source.shape[dim]
+            for tensor in outputs:
+                if _is_float(tensor):
+                    if self.known(tensor):
+                        self.fill(tensor)
+                    continue
+                out = _view(tensor)
+                if name == "topk" and dim is not None:
+                    # distinct along the dimension
+                    count = tensor.shape[dim]
+                    shape = list(tensor.shape)
+                    shape[dim] = 1
+                    first = torch.randint(0, high, shape, generator=self.generator)
+                    steps = torch.arange(count).view(
+                        [-1 if d == dim % tensor.dim() else 1 for d in range(tensor.dim())]
+                    )
+                    out.copy_((first + steps * max(1, high // max(1, count))) % high)
+                else:
+                    out.random_(0, max(1, high), generator=self.generator)
+            return True
+        if name in ("sort", "argsort"):
+            return False
+        for tensor in outputs:
+            if tensor.dtype is torch.bool:
+                if name in ("isnan", "isinf", "isneginf", "isposinf"):
+                    _view(tensor).zero_()
+                elif name in ("isfinite",):
+                    _view(tensor).fill_(True)
+                else:
+                    self.fill(tensor)
+            elif _is_float(tensor) and self.known(tensor):
+                self.fill(tensor)
+        return True
