@@ -104,37 +104,32 @@ def _run(
     environment["PYTHONPATH"] = os.pathsep.join(
         [package, *filter(None, [environment.get("PYTHONPATH")])]
     )
+    title = _NAMES[allocator] + (f" under {format_size(cap)}" if cap else "")
+    if simulated:
+        from . import rehearsal
+
+        environment = rehearsal.environment("16GiB", 1, "native", environment)
     if allocator == "expandable":
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    title = _NAMES[allocator] + (f" under {format_size(cap)}" if cap else "")
-    with contextlib.ExitStack() as stack:
-        if simulated:
-            from . import rehearsal
-
-            environment = stack.enter_context(rehearsal.machine("16GiB", environment))
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        result, done, tail = None, 0, list[str]()
-        advance(0, title)
-        for line in process.stdout:
-            try:
-                said = json.loads(line)
-            except ValueError:
-                tail = [*tail[-20:], line]
-                continue
-            if "step" in said:
-                advance(said["step"] - done, title)
-                done = said["step"]
-            else:
-                result = said
-        code = process.wait()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    result, done, tail = None, 0, list[str]()
+    advance(0, title)
+    for line in process.stdout:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            tail = [*tail[-20:], line]
+            continue
+        if "step" in said:
+            advance(said["step"] - done, title)
+            done = said["step"]
+        else:
+            result = said
+    code = process.wait()
     advance(steps - done, title)
     if result is None or code != 0:
         raise Failed(f"{title} ended with code {code}:\n{''.join(tail).rstrip()}")
