@@ -1,8 +1,8 @@
 """`torcharena demo`: a small GPT on each allocator, and what each one reserved for it.
 
 Every run is a process of its own, with real PyTorch: on this machine's GPU, or where there
-is none, on the simulated one. First all allocators without a cap, then all under a cap that
-the arena fits in."""
+is none, on the simulated one. First all allocators without a cap, then all under a cap just
+above what the program asks for."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ def _has_gpu() -> bool:
 
 
 def _cap(rows: list[dict[str, Any]]) -> int:
-    """What the arena reserved, and no more than a few hundredths above what was asked for."""
-    arena = rows[-1]
-    wanted = max(arena["peak_reserved"], int(arena["peak_requested"] * 1.02))
+    """Two hundredths above what the program asks for at its highest."""
+    wanted = int(rows[-1]["peak_requested"] * 1.02)
     return -(-wanted // _ROUND) * _ROUND
 
 
@@ -113,7 +112,11 @@ def _run(
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     result, done, tail = None, 0, list[str]()
