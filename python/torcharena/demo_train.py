@@ -23,7 +23,7 @@ def build(torch: Any) -> Any:
     """The model, on the GPU."""
     nn = torch.nn
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -38,7 +38,7 @@ def build(torch: Any) -> Any:
             x = x + self.out(y.transpose(1, 2).reshape(batch, length, WIDTH))
             return x + self.down(nn.functional.gelu(self.up(self.after(x))))
 
-    class Gpt(nn.Module):  # type: ignore[misc, name-defined]
+    class Gpt(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.places = (
