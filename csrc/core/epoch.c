@@ -111,8 +111,10 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
     count_wait(d, since);
     if (m->popped) {
         if (!m->waiters) spare_mark(d, m);
-    } else if (!status)
-        ta_stream_poll(d, s);
+    } else if (!status) { /* a stream is passed in order, and queries may fail */
+        tick = m->tick;
+        while (s->first && s->first->tick <= tick) pop_mark(d, s);
+    }
     return status;
 }
 
