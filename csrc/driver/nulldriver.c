@@ -47,8 +47,9 @@ static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
 static double handles(const ta_null *null, uint64_t size)
 {
-    return size <= null->config.page_bytes ? 1.0
-                                           : (double)(size / null->config.page_bytes);
+    return size <= null->config.page_bytes
+               ? 1.0
+               : (double)size / (double)null->config.page_bytes;
 }
 
 static ta_status device_count(void *self, int *count)

@@ -118,6 +118,18 @@ static void leave_touch(ta_oracle *oracle, const ta_range *range, uint32_t queue
     ta_space_touch(oracle, &oracle->freed, at, range->low, range->high, true);
 }
 
+static void free_block(ta_oracle *oracle, ta_range *range)
+{
+    ta_oracle_block *block = range->block;
+    block->pending = true;
+    leave_touch(oracle, range, block->queue);
+    leave_touch(oracle, range, block->lane);
+    for (uint32_t i = 0; i < block->count; i++)
+        leave_touch(oracle, range, block->recorded[i]);
+    if (block->outside && oracle->graphs)
+        ta_oracle_graphs_intrude(oracle, range->low, range->high, -1);
+}
+
 void ta_oracle_block_free(ta_oracle *oracle, uint64_t addr)
 {
     ta_range *range = find_block(oracle, addr);
@@ -128,13 +140,16 @@ void ta_oracle_block_free(ta_oracle *oracle, uint64_t addr)
                             HEX(addr));
         return;
     }
-    block->pending = true;
-    leave_touch(oracle, range, block->queue);
-    leave_touch(oracle, range, block->lane);
-    for (uint32_t i = 0; i < block->count; i++)
-        leave_touch(oracle, range, block->recorded[i]);
-    if (block->outside && oracle->graphs)
-        ta_oracle_graphs_intrude(oracle, range->low, range->high, -1);
+    free_block(oracle, range);
+}
+
+void ta_oracle_blocks_end(ta_oracle *oracle)
+{
+    while (oracle->blocks.root) {
+        ta_range *range = oracle->blocks.root;
+        if (!range->block->pending) free_block(oracle, range);
+        drop_block(oracle, range);
+    }
 }
 
 void ta_oracle_block_done(ta_oracle *oracle, uint64_t addr)

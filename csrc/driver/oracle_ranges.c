@@ -116,7 +116,7 @@ static bool found(ta_oracle *oracle, ta_range *range)
 {
     if (oracle->found_count == oracle->found_capacity) {
         uint32_t capacity = oracle->found_capacity ? oracle->found_capacity * 2 : 64;
-        ta_range **list = realloc(oracle->found, capacity * sizeof(ta_range *));
+        ta_range **list = realloc(oracle->found, capacity * sizeof(void *));
         if (!list) return false;
         oracle->found = list;
         oracle->found_capacity = capacity;

@@ -37,18 +37,19 @@ typedef struct parser {
     int16_t *stream_device; /* by stream number; -1: not seen */
 } parser;
 
-__attribute__((format(printf, 2, 3))) static ta_status refuse(parser *p,
-                                                              const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void note(const parser *p,
+                                                       const char *format, ...)
 {
-    if (p->error != NULL) {
-        va_list arguments;
-        va_start(arguments, format);
-        p->error->line = p->line;
-        vsnprintf(p->error->reason, sizeof p->error->reason, format, arguments);
-        va_end(arguments);
-    }
-    return TA_INVALID;
+    if (p->error == NULL) return;
+    va_list arguments;
+    va_start(arguments, format);
+    p->error->line = p->line;
+    vsnprintf(p->error->reason, sizeof p->error->reason, format, arguments);
+    va_end(arguments);
 }
+
+/* Its value is TA_INVALID. */
+#define REFUSE(...) (note(__VA_ARGS__), TA_INVALID)
 
 /* Room for one more of `size` bytes in an array that doubles. */
 static bool grow(void **array, size_t count, size_t *room, size_t size)
@@ -93,25 +94,25 @@ static ta_status grow_ids(parser *p)
 /* " NUMBER" at p->at. */
 static ta_status number(parser *p, const char *name, uint64_t highest, uint64_t *value)
 {
-    if (p->at == p->end) return refuse(p, "%s is missing", name);
-    if (*p->at != ' ') return refuse(p, "expected a space before %s", name);
+    if (p->at == p->end) return REFUSE(p, "%s is missing", name);
+    if (*p->at != ' ') return REFUSE(p, "expected a space before %s", name);
     p->at++;
     const char *start = p->at;
     while (p->at < p->end && *p->at != ' ') p->at++;
     int shown = p->at - start > 40 ? 40 : (int)(p->at - start);
-    if (p->at == start) return refuse(p, "%s is missing", name);
-    if (*start == '-') return refuse(p, "%s is negative: %.*s", name, shown, start);
+    if (p->at == start) return REFUSE(p, "%s is missing", name);
+    if (*start == '-') return REFUSE(p, "%s is negative: %.*s", name, shown, start);
     uint64_t sum = 0;
     for (const char *c = start; c < p->at; c++) {
         if (*c < '0' || *c > '9')
-            return refuse(p, "%s is not a number: %.*s", name, shown, start);
+            return REFUSE(p, "%s is not a number: %.*s", name, shown, start);
         uint64_t digit = (uint64_t)(*c - '0');
         if (sum > (UINT64_MAX - digit) / 10)
-            return refuse(p, "%s is too large: %.*s", name, shown, start);
+            return REFUSE(p, "%s is too large: %.*s", name, shown, start);
         sum = sum * 10 + digit;
     }
     if (sum > highest)
-        return refuse(p, "%s is too large: %.*s, at most %llu", name, shown, start,
+        return REFUSE(p, "%s is too large: %.*s, at most %llu", name, shown, start,
                       (unsigned long long)highest);
     *value = sum;
     return TA_OK;
@@ -121,7 +122,7 @@ static ta_status line_end(parser *p)
 {
     if (p->at == p->end) return TA_OK;
     int shown = p->end - p->at > 40 ? 40 : (int)(p->end - p->at);
-    return refuse(p, "more than the line should have: %.*s", shown, p->at);
+    return REFUSE(p, "more than the line should have: %.*s", shown, p->at);
 }
 
 static ta_status add_event(parser *p, ta_trace_event event)
@@ -150,7 +151,7 @@ static ta_status check_stream(parser *p, uint64_t stream, uint64_t device)
 {
     int16_t *known = &p->stream_device[stream];
     if (*known >= 0 && (uint64_t)*known != device)
-        return refuse(p, "stream %llu is of device %d and now of device %llu",
+        return REFUSE(p, "stream %llu is of device %d and now of device %llu",
                       (unsigned long long)stream, *known, (unsigned long long)device);
     *known = (int16_t)device;
     if (stream >= p->trace->streams) p->trace->streams = (uint32_t)stream + 1;
@@ -171,13 +172,13 @@ static ta_status read_alloc(parser *p)
     if (status != TA_OK) return status;
     id_entry *entry = find_id(p, id);
     if (entry->taken)
-        return refuse(p, "id %llu was allocated before", (unsigned long long)id);
+        return REFUSE(p, "id %llu was allocated before", (unsigned long long)id);
     uint32_t slot = p->spare_count > 0 ? p->spare[--p->spare_count] : t->slots++;
     *entry = (id_entry){.id = id, .size = size, .slot = slot, .taken = true};
     entry->device = (uint8_t)device;
     p->used++;
     if (p->live[device] > UINT64_MAX / 4)
-        return refuse(p, "the sizes add up to too much");
+        return REFUSE(p, "the sizes add up to too much");
     p->live[device] += size;
     if (p->live[device] > t->peak_requested[device])
         t->peak_requested[device] = p->live[device];
@@ -197,9 +198,9 @@ static ta_status live_block(parser *p, id_entry **entry)
     if (status != TA_OK) return status;
     *entry = p->ids == NULL ? NULL : find_id(p, id);
     if (*entry == NULL || !(*entry)->taken)
-        return refuse(p, "id %llu was never allocated", (unsigned long long)id);
+        return REFUSE(p, "id %llu was never allocated", (unsigned long long)id);
     if ((*entry)->slot == SLOT_FREED)
-        return refuse(p, "id %llu was freed before", (unsigned long long)id);
+        return REFUSE(p, "id %llu was freed before", (unsigned long long)id);
     return TA_OK;
 }
 
@@ -229,7 +230,7 @@ static ta_status read_record_stream(parser *p)
     if (status == TA_OK) status = place(p, &stream, &device, &said);
     if (status != TA_OK) return status;
     if (said && device != entry->device)
-        return refuse(p, "the block is on device %d, not %llu", entry->device,
+        return REFUSE(p, "the block is on device %d, not %llu", entry->device,
                       (unsigned long long)device);
     status = check_stream(p, stream, entry->device);
     if (status != TA_OK) return status;
@@ -243,11 +244,11 @@ static ta_status read_mark(parser *p)
 {
     ta_trace *t = p->trace;
     if (p->at == p->end || *p->at != ' ' || p->at + 1 == p->end)
-        return refuse(p, "the mark has no text");
+        return REFUSE(p, "the mark has no text");
     const char *start = p->at + 1;
     size_t length = (size_t)(p->end - start);
-    if (memchr(start, 0, length) != NULL) return refuse(p, "a zero byte in a mark");
-    while (p->text_used + length + 1 > p->text_room)
+    if (memchr(start, 0, length) != NULL) return REFUSE(p, "a zero byte in a mark");
+    while (t->text == NULL || p->text_used + length + 1 > p->text_room)
         if (!grow((void **)&t->text, p->text_room, &p->text_room, 1))
             return TA_NO_HOST_MEMORY;
     size_t offset = p->text_used;
@@ -268,16 +269,16 @@ static ta_status read_header(parser *p, const char *line)
     if ((size_t)(p->end - line) < length || memcmp(line, opening, length) != 0)
         return TA_OK;
     if (p->line != 1)
-        return refuse(p, "a header after the first line: two traces in one?");
+        return REFUSE(p, "a header after the first line: two traces in one?");
     p->at = line + length;
     uint64_t version;
     ta_status status = number(p, "the version", UINT64_MAX, &version);
     if (status != TA_OK) return status;
     if (version != TA_TRACE_VERSION)
-        return refuse(p, "version %llu of the format; this reads version %d",
+        return REFUSE(p, "version %llu of the format; this reads version %d",
                       (unsigned long long)version, TA_TRACE_VERSION);
     while (p->at < p->end) {
-        if (*p->at++ != ' ') return refuse(p, "expected a space in the header");
+        if (*p->at++ != ' ') return REFUSE(p, "expected a space in the header");
         const char *name = p->at;
         while (p->at < p->end && *p->at != ' ') p->at++;
         bool page = p->at - name == 4 && memcmp(name, "page", 4) == 0;
@@ -287,7 +288,7 @@ static ta_status read_header(parser *p, const char *line)
         if (status != TA_OK) return status;
         if (!page) continue;
         if (value == 0 || (value & (value - 1)) != 0 || value > (uint64_t)1 << 32)
-            return refuse(p, "the page size is no power of two up to 4 GiB: %llu",
+            return REFUSE(p, "the page size is no power of two up to 4 GiB: %llu",
                           (unsigned long long)value);
         p->trace->page_bytes = value;
     }
@@ -297,10 +298,10 @@ static ta_status read_header(parser *p, const char *line)
 static ta_status read_line(parser *p)
 {
     const char *line = p->at;
-    if (line == p->end) return refuse(p, "an empty line");
+    if (line == p->end) return REFUSE(p, "an empty line");
     if (*line == '#') return read_header(p, line);
     if (line + 1 < p->end && line[1] != ' ')
-        return refuse(p, "not a line of a trace: it begins with none of a, f, r, m, #");
+        return REFUSE(p, "not a line of a trace: it begins with none of a, f, r, m, #");
     p->at++;
     switch (*line) {
     case 'a':
@@ -312,18 +313,18 @@ static ta_status read_line(parser *p)
     case 'm':
         return read_mark(p);
     default:
-        return refuse(p, "not a line of a trace: it begins with none of a, f, r, m, #");
+        return REFUSE(p, "not a line of a trace: it begins with none of a, f, r, m, #");
     }
 }
 
 static ta_status read_lines(parser *p, const char *text, size_t length)
 {
     const char *end = text + length;
-    if (length == 0) return refuse(p, "the file is empty");
+    if (length == 0) return REFUSE(p, "the file is empty");
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         p->line++;
-        if (stop == NULL) return refuse(p, "the last line is not ended: cut short?");
+        if (stop == NULL) return REFUSE(p, "the last line is not ended: cut short?");
         p->at = text;
         p->end = stop;
         ta_status status = read_line(p);

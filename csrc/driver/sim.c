@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim_internal.h"
+#include "sim_memory.h"
 
 static atomic_uint process_generation;
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -248,7 +248,10 @@ ta_status ta_sim_create(const ta_sim_config *config, ta_sim **out)
     sim->driver.enter = sim_enter;
     sim->driver.leave = sim_leave;
     sim->driver.can_access_peer = sim_can_access_peer;
-    ta_sim_memory_table(&sim->driver);
+    ta_sim_ranges_table(&sim->driver);
+    ta_sim_handles_table(&sim->driver);
+    ta_sim_maps_table(&sim->driver);
+    ta_sim_plain_table(&sim->driver);
     ta_sim_stream_table(&sim->driver);
 
     pthread_once(&fork_once, install_fork_handlers);

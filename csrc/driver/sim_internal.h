@@ -2,7 +2,7 @@
  *
  *   sim.c         the machine, its calls' bookkeeping, faults, time
  *   sim_cost.c    what each driver call costs the host
- *   sim_memory.c  ranges, handles, mappings, plain memory
+ *   sim_ranges.c, sim_handles.c, sim_maps.c, sim_plain.c  memory (sim_memory.h)
  *   sim_pages.c   real memory behind them
  *   sim_stream.c  streams and work
  *   sim_event.c   events
@@ -148,8 +148,7 @@ double ta_sim_random(ta_sim *sim);
 /* Microseconds of the host for `handles` handles of `size` bytes each. */
 double ta_sim_cost_us(ta_sim_call call, ta_tier tier, uint64_t size, uint64_t handles);
 
-/* --- sim_memory.c ------------------------------------------------------------------ */
-void ta_sim_memory_table(ta_driver *driver);
+/* --- memory's files ------------------------------------------------------------------ */
 void ta_sim_memory_destroy(ta_sim *sim);
 ta_sim_reservation *ta_sim_find_reservation(ta_sim *sim, uint64_t addr);
 /* Whether the device can touch all of the range. False also where it is partly outside.

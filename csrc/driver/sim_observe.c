@@ -47,6 +47,13 @@ void ta_oracle_observe(void *context, const ta_event_info *event)
     ta_sim_end(sim);
 }
 
+void ta_oracle_end(ta_sim *sim)
+{
+    if (ta_sim_begin_other(sim, 0) != TA_OK) return;
+    ta_oracle_blocks_end(sim->oracle);
+    ta_sim_end(sim);
+}
+
 void ta_oracle_allow_moves(ta_sim *sim, bool allow)
 {
     if (ta_sim_begin_other(sim, 0) != TA_OK) return;

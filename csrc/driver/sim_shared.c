@@ -55,13 +55,23 @@ static bool is_owned(const struct ta_sim_shared *shared, int slot)
     return fcntl(shared->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-uint64_t ta_sim_shared_total(struct ta_sim_shared *shared)
+/* Exact, or too high by what was lowered meanwhile. Under the commit lock. */
+static uint64_t sum_owned(struct ta_sim_shared *shared)
 {
     uint64_t total = 0;
     for (int i = 0; i < SLOTS; i++) {
         const uint64_t used = atomic_load(&shared->card->used[i]);
         if (used && is_owned(shared, i)) total += used;
     }
+    return total;
+}
+
+uint64_t ta_sim_shared_total(struct ta_sim_shared *shared)
+{
+    /* Without the lock, words read one after another could add up to what never was. */
+    const bool locked = lock_byte(shared->fd, COMMIT_BYTE, F_WRLCK, true);
+    const uint64_t total = sum_owned(shared);
+    if (locked) lock_byte(shared->fd, COMMIT_BYTE, F_UNLCK, true);
     return total;
 }
 
@@ -146,7 +156,7 @@ bool ta_sim_shared_raise(struct ta_sim_shared *shared, uint64_t mine)
     for (int i = 0; i < SLOTS; i++)
         if (i != shared->slot) others += atomic_load(&c->used[i]);
     if (mine > memory || others > memory - mine)
-        others = ta_sim_shared_total(shared) - atomic_load(&c->used[shared->slot]);
+        others = sum_owned(shared) - atomic_load(&c->used[shared->slot]);
     const bool fits = mine <= memory && others <= memory - mine;
     if (fits) atomic_store(&c->used[shared->slot], mine);
     lock_byte(shared->fd, COMMIT_BYTE, F_UNLCK, true);

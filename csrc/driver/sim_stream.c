@@ -42,7 +42,7 @@ static ta_sim_stream *new_stream(ta_sim *sim, int device, bool blocking)
         if (i >= (1u << 20) - 1) return NULL;
         if ((i & (i - 1)) == 0) { /* a power of two: full */
             ta_sim_stream **streams =
-                realloc(sim->streams, (i ? i * 2 : 1) * sizeof *streams);
+                realloc(sim->streams, (i ? i * 2 : 1) * sizeof(void *));
             if (!streams) return NULL;
             sim->streams = streams;
         }
@@ -68,7 +68,7 @@ static ta_sim_stream *thread_stream(ta_sim *sim, int device)
     const uint32_t number = thread_number();
     if (number >= d->thread_count) {
         uint32_t count = number + 8;
-        ta_sim_stream **grown = realloc(d->thread, count * sizeof(ta_sim_stream *));
+        ta_sim_stream **grown = realloc(d->thread, count * sizeof(void *));
         if (!grown) return NULL;
         for (uint32_t i = d->thread_count; i < count; i++) grown[i] = NULL;
         d->thread = grown;
@@ -100,9 +100,9 @@ ta_sim_stream *ta_sim_find_stream(ta_sim *sim, int device, ta_stream stream)
 double ta_sim_while_us(ta_sim *sim)
 {
     const double kind = ta_sim_random(sim), x = ta_sim_random(sim);
-    if (kind < 0.9) return 2 + 60 * x;
-    if (kind < 0.99) return 50 + 1000 * x;
-    return 1000 + 20000 * x;
+    if (kind < 0.9) return 2 + 20 * x;
+    if (kind < 0.99) return 20 + 300 * x;
+    return 300 + 5000 * x;
 }
 
 static void after_stream(ta_sim *sim, ta_sim_stream *later, const ta_sim_stream *earlier)
@@ -192,22 +192,22 @@ ta_status ta_sim_launch(ta_sim *sim, int device, ta_stream stream,
 
 /* A copy or a fill. Addresses outside every reserved range are the program's own memory;
  * inside, what cannot be touched is refused, since the bytes move at once. */
-static ta_status queue_bytes(ta_sim *sim, ta_stream stream, ta_sim_node *node)
+static ta_status queue_bytes(ta_sim *sim, ta_stream stream, ta_sim_node node)
 {
     ta_sim_range ranges[2];
-    if (node->size == 0) return TA_OK;
-    if (!outside(sim, node->dst))
-        ranges[node->count++] = (ta_sim_range){node->dst, node->size, true};
-    if (node->kind == TA_SIM_COPY && !outside(sim, node->src))
-        ranges[node->count++] = (ta_sim_range){node->src, node->size, false};
-    node->ranges = ranges;
-    for (int i = 0; i < node->count; i++)
-        if (!ta_sim_accessible(sim, node->device, ranges[i].addr, node->size)) {
-            check_range(sim, node->device, ranges[i].addr, node->size);
+    if (node.size == 0) return TA_OK;
+    if (!outside(sim, node.dst))
+        ranges[node.count++] = (ta_sim_range){node.dst, node.size, true};
+    if (node.kind == TA_SIM_COPY && !outside(sim, node.src))
+        ranges[node.count++] = (ta_sim_range){node.src, node.size, false};
+    node.ranges = ranges;
+    for (int i = 0; i < node.count; i++)
+        if (!ta_sim_accessible(sim, node.device, ranges[i].addr, node.size)) {
+            check_range(sim, node.device, ranges[i].addr, node.size);
             return TA_INVALID;
         }
-    node->us = ta_sim_while_us(sim) + (double)node->size / 50e3; /* 50 GB/s */
-    return queue_node(sim, stream, node);
+    node.us = ta_sim_while_us(sim) + (double)node.size / 50e3; /* 50 GB/s */
+    return queue_node(sim, stream, &node);
 }
 
 ta_status ta_sim_copy(ta_sim *sim, int device, ta_stream stream, uint64_t dst,
@@ -215,9 +215,9 @@ ta_status ta_sim_copy(ta_sim *sim, int device, ta_stream stream, uint64_t dst,
 {
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
     if (status != TA_OK) return status;
-    ta_sim_node node = {
+    const ta_sim_node node = {
         .kind = TA_SIM_COPY, .device = device, .dst = dst, .src = src, .size = size};
-    status = queue_bytes(sim, stream, &node);
+    status = queue_bytes(sim, stream, node);
     ta_sim_end(sim);
     return status;
 }
@@ -227,9 +227,9 @@ ta_status ta_sim_fill(ta_sim *sim, int device, ta_stream stream, uint64_t dst, i
 {
     ta_status status = ta_sim_begin_other(sim, TA_SIM_LAUNCH_US);
     if (status != TA_OK) return status;
-    ta_sim_node node = {
+    const ta_sim_node node = {
         .kind = TA_SIM_FILL, .device = device, .dst = dst, .size = size, .value = value};
-    status = queue_bytes(sim, stream, &node);
+    status = queue_bytes(sim, stream, node);
     ta_sim_end(sim);
     return status;
 }

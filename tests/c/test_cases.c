@@ -9,11 +9,11 @@ static ta_sim_config machine(uint64_t memory)
     return (ta_sim_config){.devices = 1, .memory = memory, .seed = 1, .no_backing = true};
 }
 
-/* Allocates, and queues work that writes it. */
+/* Allocates, and queues work that writes it, in the time that takes at 2 TB/s. */
 static void take(world *w, held *h, uint64_t size, int stream)
 {
     CHECK_EQ(world_alloc(w, h, size, 0, w->stream[0][stream]), TA_OK);
-    world_use(w, h, h->stream, true, -1);
+    world_use(w, h, h->stream, true, 3 + (double)size / 2e6);
 }
 
 static void give(world *w, held *h)
@@ -145,9 +145,9 @@ static void costs(double ratio, double moves_a_step, double waits_a_step)
 }
 TEST(S9)
 {
-    costs(1.02, 300, 20);
-    costs(1.05, 150, 10);
-    costs(1.10, 100, 5);
+    costs(1.02, 10, 1);
+    costs(1.05, 5, 0.5);
+    costs(1.10, 2, 0.2);
 }
 
 /* fastsafetensors#104 */
@@ -277,14 +277,15 @@ TEST(S8)
     lengths(true);
 }
 
-/* vllm#48680: each weight is replaced by a slightly larger one. */
-TEST(S10)
+/* vllm#48680: each weight is replaced by a slightly larger one. `slack` is what the policy
+ * may reserve beyond what is live, over it. */
+static void replace_weights(const ta_config *policy, double slack)
 {
     world w;
     ta_sim_config config = machine(24 * GiB);
     const uint64_t weight = 100 * MiB, larger = 103 * MiB;
     held old[48], new[48];
-    world_open(&w, &config, 1);
+    world_open_with(&w, &config, 1, policy);
     for (int i = 0; i < 48; i++) take(&w, &old[i], weight, 0);
     for (int i = 0; i < 48 && !ta_test_failed; i++) {
         take(&w, &new[i], larger, 0);
@@ -295,11 +296,18 @@ TEST(S10)
     }
     ta_stats stats = world_stats(&w, 0);
     const uint64_t live = stats.allocated[TA_POOL_ALL].peak;
-    if (stats.reserved.peak > live + larger)
-        TA_TEST_FAIL("reserved %llu MiB, live %llu MiB",
+    const double most = (double)(live + larger) + slack * (double)live;
+    if ((double)stats.reserved.peak > most)
+        TA_TEST_FAIL("reserved %llu MiB, live %llu MiB, slack %.2f",
                      (unsigned long long)(stats.reserved.peak / MiB),
-                     (unsigned long long)(live / MiB));
+                     (unsigned long long)(live / MiB), slack);
     world_close(&w);
+}
+TEST(S10)
+{
+    const ta_config tight = {.grow_until = 1.0, .wait_above = 1.0};
+    replace_weights(&tight, 0);
+    replace_weights(NULL, 0.04);
 }
 
 TEST_MAIN()

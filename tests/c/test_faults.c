@@ -6,6 +6,9 @@
  * from there on until the user's call has ended. A call of ours then either succeeds or is
  * refused; if it is refused nothing has changed, the books are exact, live bytes are as they
  * were, and the same call made again succeeds. At the end no page and no address is left. */
+#include <signal.h>
+#include <unistd.h>
+
 #include "world.h"
 
 enum { SLOTS = 12 };
@@ -140,7 +143,7 @@ static void play(scenario *s)
     UNDER_TEST(s, ta_pool_release(a, 0, pool));
     put(s, 10);
     UNDER_TEST(s, ta_trim(a, -1, NULL));
-    get(s, 11, 30 * MiB, 0, 0);
+    get(s, 11, 20 * MiB, 0, 0);
     for (int i = 0; i < SLOTS; i++)
         if (s->slot[i].at) put(s, i);
     UNDER_TEST(s, ta_trim(a, 0, NULL));
@@ -153,11 +156,28 @@ static void begin(scenario *s)
     world_open(&s->w, &config, 4);
 }
 
+/* A hang ends here, and says where it was. */
+static char running[128];
+static void hung(int number)
+{
+    static const char text[] = "hangs: ";
+    (void)number;
+    if (write(1, text, sizeof text - 1) < 0 || write(1, running, strlen(running)) < 0)
+        _exit(3);
+    _exit(2);
+}
+
 /* Plays it with the k-th call of a kind failing; says whether there was such a call. */
 static bool fail_at(ta_sim_call call, uint64_t k, bool persistent, ta_status how,
                     int *felt)
 {
     scenario s;
+    const char *manner = persistent ? "from there on" : "once";
+    const char *name = call < TA_SIM_CALL_COUNT ? ta_sim_call_name(call) : "any";
+    snprintf(running, sizeof running, "%s at %s %llu, status %d\n", manner, name,
+             (unsigned long long)k, (int)how);
+    signal(SIGALRM, hung);
+    alarm(30);
     begin(&s);
     s.call = call;
     const uint64_t first = s.first = calls_made(&s) + k;
@@ -167,20 +187,22 @@ static bool fail_at(ta_sim_call call, uint64_t k, bool persistent, ta_status how
     ta_sim_fail(s.w.sim, call, 0, 0, TA_OK);
     *felt += s.refusals;
     if (!ta_test_failed) world_close(&s.w);
-    if (ta_test_failed)
-        printf("  %s at %s %llu, status %d, call under test %d\n",
-               persistent ? "from there on" : "once",
-               call < TA_SIM_CALL_COUNT ? ta_sim_call_name(call) : "any",
-               (unsigned long long)k, (int)how, s.step);
+    if (ta_test_failed) printf("  call under test %d, %s", s.step, running);
+    alarm(0);
     return reached;
 }
 
 /* Every call of one kind, singly and lastingly, for two statuses. */
 static void walk(ta_sim_call call, int *felt)
 {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    const int statuses = getenv("TA_TEST_LONG") ? 2 : 1;
+#else
+    const int statuses = 2;
+#endif
     static const ta_status how[2] = {TA_DRIVER, TA_OUT_OF_MEMORY};
     for (int persistent = 0; persistent < 2; persistent++)
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < statuses; h++)
             for (uint64_t k = 1; fail_at(call, k, persistent, how[h], felt); k++)
                 if (ta_test_failed) return;
 }

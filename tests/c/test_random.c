@@ -14,7 +14,9 @@
 
 #include "world.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__)
+#define STEPS 800
+#elif defined(__SANITIZE_ADDRESS__)
 #define STEPS 1500
 #else
 #define STEPS 4000

@@ -54,7 +54,8 @@ static inline uint64_t world_between(uint64_t *state, uint64_t low, uint64_t hig
 }
 
 /* Streams are the default one first, then made ones. */
-static inline void world_open(world *w, const ta_sim_config *config, int streams)
+static inline void world_open_with(world *w, const ta_sim_config *config, int streams,
+                                   const ta_config *policy)
 {
     memset(w, 0, sizeof *w);
     w->devices = config->devices;
@@ -64,7 +65,11 @@ static inline void world_open(world *w, const ta_sim_config *config, int streams
     for (int d = 0; d < w->devices; d++)
         for (int s = 1; s < streams; s++)
             CHECK_EQ(ta_sim_stream_create(w->sim, d, false, &w->stream[d][s]), TA_OK);
-    CHECK_EQ(ta_allocator_create(w->driver, NULL, &w->allocator), TA_OK);
+    CHECK_EQ(ta_allocator_create(w->driver, policy, &w->allocator), TA_OK);
+}
+static inline void world_open(world *w, const ta_sim_config *config, int streams)
+{
+    world_open_with(w, config, streams, NULL);
 }
 
 /* The oracle saw nothing, and every invariant holds. */
