@@ -29,6 +29,9 @@ a memory allocator for PyTorch on NVIDIA GPUs
 """
 
 
+_UNSAID: Any = object()  # of --limit, whose None means no cap
+
+
 class _Refusal(Exception):
     """What is wrong with the command line, and what is accepted."""
 
@@ -69,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     run = commands.add_parser("run", help="run an unmodified script on the arena")
-    run.add_argument("--limit", type=_size, metavar="SIZE", help="cap on each device")
+    run.add_argument(
+        "--limit", type=_size, metavar="SIZE", default=_UNSAID, help="cap on each device"
+    )
     run.add_argument("--record", metavar="FILE", help="write a trace of every allocation")
     run.add_argument("--strict", action="store_true", help="a clamped cap is an error")
     run.add_argument(
@@ -107,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     demo = commands.add_parser("demo", help="a small GPT on every allocator")
-    demo.add_argument("--steps", type=int, default=24, help="training steps (24)")
+    demo.add_argument("--steps", type=int, default=40, help="training steps (40)")
     demo.add_argument("--json", action="store_true", help="the figures as one object")
     demo.set_defaults(command=_demo)
     return parser
@@ -141,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
     environment["TORCHARENA_ENABLE"] = "1"
     environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
     environment.setdefault("TORCHARENA_LOG", "info")
-    if options.limit is not None:
+    if options.limit is not _UNSAID:
         environment["TORCHARENA_LIMIT"] = _in_words(options.limit)
     for name in ("strict", "fallback"):
         if getattr(options, name):
@@ -157,10 +162,10 @@ def _run(options: argparse.Namespace) -> int:
     os.execve(command[0], [*command, *options.arguments], environment)
 
 
-def _in_words(size: sizes.Size) -> str:
+def _in_words(size: sizes.Size | None) -> str:
     """The size with a unit, as the environment wants it."""
-    if not size.bytes:
-        return str(size)
+    if size is None or not size.bytes:
+        return str(size).lower()
     spelt = sizes.spell(size.bytes)
     return spelt if not spelt.isdigit() else f"{size.bytes // 1024}KiB"
 

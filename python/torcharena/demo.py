@@ -1,8 +1,8 @@
 """`torcharena demo`: a small GPT on each allocator, and what each one reserved for it.
 
 Every run is a process of its own, with real PyTorch: on this machine's GPU, or where there
-is none, on the simulated one. First all allocators without a cap, then all under a cap that
-the arena fits in."""
+is none, on the simulated one. First all allocators without a cap, then all under a cap just
+above what the program asks for."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ def _has_gpu() -> bool:
 
 
 def _cap(rows: list[dict[str, Any]]) -> int:
-    """What the arena reserved, and no more than a few hundredths above what was asked for."""
-    arena = rows[-1]
-    wanted = max(arena["peak_reserved"], int(arena["peak_requested"] * 1.02))
+    """Two hundredths above what the program asks for at its highest."""
+    wanted = int(rows[-1]["peak_requested"] * 1.02)
     return -(-wanted // _ROUND) * _ROUND
 
 
@@ -86,7 +85,14 @@ def _run(
     advance: Callable[[int, str], None],
 ) -> dict[str, Any]:
     """One child; its last line of JSON. Raises Failed."""
-    command = [sys.executable, "-m", "torcharena.demo_train", allocator, str(steps), str(cap)]
+    command = [
+        sys.executable,
+        "-m",
+        "torcharena.demo_train",
+        allocator,
+        str(steps),
+        str(cap),
+    ]
     environment = {
         k: v
         for k, v in os.environ.items()
@@ -97,37 +103,36 @@ def _run(
     environment["PYTHONPATH"] = os.pathsep.join(
         [package, *filter(None, [environment.get("PYTHONPATH")])]
     )
+    title = _NAMES[allocator] + (f" under {format_size(cap)}" if cap else "")
+    if simulated:
+        from . import rehearsal
+
+        environment = rehearsal.environment("16GiB", 1, "native", environment)
     if allocator == "expandable":
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    title = _NAMES[allocator] + (f" under {format_size(cap)}" if cap else "")
-    with contextlib.ExitStack() as stack:
-        if simulated:
-            from . import rehearsal
-
-            environment = stack.enter_context(rehearsal.machine("16GiB", environment))
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        result, done, tail = None, 0, list[str]()
-        advance(0, title)
-        for line in process.stdout:
-            try:
-                said = json.loads(line)
-            except ValueError:
-                tail = [*tail[-20:], line]
-                continue
-            if "step" in said:
-                advance(said["step"] - done, title)
-                done = said["step"]
-            else:
-                result = said
-        code = process.wait()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    result, done, tail = None, 0, list[str]()
+    advance(0, title)
+    for line in process.stdout:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            tail = [*tail[-20:], line]
+            continue
+        if "step" in said:
+            advance(said["step"] - done, title)
+            done = said["step"]
+        else:
+            result = said
+    code = process.wait()
     advance(steps - done, title)
     if result is None or code != 0:
         raise Failed(f"{title} ended with code {code}:\n{''.join(tail).rstrip()}")

@@ -1,11 +1,14 @@
 """What real PyTorch does over the arena: one function a case, each run in a process of its
 own on the simulated GPU by test_torch_memory.py.
 
-A case fails by an exception. `Model` is the truth that numbers are held against."""
+A case fails by an exception. `Model` is the truth that numbers are held against. `serve`
+imports torch once and forks a process for each case, which is quick, and sound while the
+process that forks has not touched CUDA."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import random
@@ -15,7 +18,6 @@ import warnings
 from typing import Any
 
 import torch
-
 import torcharena
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -82,14 +84,16 @@ def numbers() -> None:
         if model.live and rng.random() < 0.45:
             model.drop(rng.randrange(len(model.live)))
         else:
-            model.add(rng.choice([1, 512, 700, 64 << 10, MIB, MIB + 1, 3 * MIB, 40 * MIB]))
+            model.add(
+                rng.choice([1, 512, 700, 64 << 10, MIB, MIB + 1, 3 * MIB, 40 * MIB])
+            )
         model.check()
         if step == 200:
             torch.cuda.reset_peak_memory_stats()
             model.peak = dict(model.now)
         if step == 300:
             torch.cuda.reset_accumulated_memory_stats()
-            model.up, model.down = dict(model.now), {name: 0 for name in model.now}
+            model.up, model.down = dict(model.now), dict.fromkeys(model.now, 0)
     model.live.clear()
     assert torch.cuda.memory_allocated() == 0
     torch.cuda.empty_cache()
@@ -104,7 +108,9 @@ def accelerator() -> None:
     x, y = empty(100 * MIB), empty(5)
     del x
     assert acc.memory_allocated() == torch.cuda.memory_allocated() == 512
-    assert acc.max_memory_allocated() == torch.cuda.max_memory_allocated() == 100 * MIB + 512
+    assert (
+        acc.max_memory_allocated() == torch.cuda.max_memory_allocated() == 100 * MIB + 512
+    )
     assert acc.memory_reserved() == torch.cuda.memory_reserved() >= 100 * MIB
     assert acc.max_memory_reserved() == torch.cuda.max_memory_reserved()
     assert acc.memory_stats() == torch.cuda.memory_stats()
@@ -168,7 +174,9 @@ def every_function() -> None:
         getattr(memory, name)()
     assert torch.cuda.get_allocator_backend() == "pluggable"
     text = torch.cuda.memory_summary(abbreviated=True)
-    assert "Allocated memory      |      1 MiB" in text.replace("1024 KiB", "   1 MiB"), text
+    assert "Allocated memory      |      1 MiB" in text.replace("1024 KiB", "   1 MiB"), (
+        text
+    )
     del keep
 
 
@@ -197,14 +205,25 @@ def refused(text: str, call: Any) -> None:
 def refusals() -> None:
     torcharena.enable()
     x = empty(MIB)
-    refused("takes one", lambda: memory.change_current_allocator(memory._get_current_allocator()))
-    refused("OutOfMemoryError", lambda: torch._C._cuda_attach_out_of_memory_observer(print))
+    refused(
+        "takes one",
+        lambda: memory.change_current_allocator(memory._get_current_allocator()),
+    )
+    refused(
+        "OutOfMemoryError", lambda: torch._C._cuda_attach_out_of_memory_observer(print)
+    )
     refused("use_on_oom", lambda: torch.cuda.MemPool(use_on_oom=True))
-    refused("allocator=", lambda: torch.cuda.MemPool(memory._get_current_allocator().allocator()))
+    refused(
+        "allocator=",
+        lambda: torch.cuda.MemPool(memory._get_current_allocator().allocator()),
+    )
     refused("tensor.cpu()", lambda: torch.multiprocessing.reductions.reduce_tensor(x))
     refused("cudagraph_trees", lambda: torch._C._cuda_getCheckpointState(0, (0, 1)))
     warnings.simplefilter("ignore", FutureWarning)
-    refused("expandable_segments", lambda: memory._set_allocator_settings("expandable_segments:True"))
+    refused(
+        "expandable_segments",
+        lambda: memory._set_allocator_settings("expandable_segments:True"),
+    )
     memory._set_allocator_settings("pinned_use_background_threads:False")
 
 
@@ -327,17 +346,20 @@ def between_the_reports() -> None:  # G2
 
 
 def touched_before() -> None:  # G6
-    torch.empty(1, device="cuda")
+    keep = torch.empty(1, device="cuda")
     for _ in range(2):
         try:
             torcharena.enable()
         except RuntimeError as error:
-            assert "before CUDA is first used" in str(error) and "TORCHARENA_ENABLE" in str(error)
+            assert "before CUDA is first used" in str(
+                error
+            ) and "TORCHARENA_ENABLE" in str(error)
         else:
             raise AssertionError("enabled after CUDA was in use")
     assert not torcharena.enabled()
     assert torch.cuda.get_allocator_backend() == "native"
     assert torch.cuda.memory_allocated() == 512
+    del keep
 
 
 def enable_twice() -> None:  # G6
@@ -387,7 +409,9 @@ def snapshot() -> None:
     assert taken == {tensor.data_ptr() for tensor in live}
     (trace,) = found["device_traces"]
     assert 100 < len(trace) <= 2000
-    assert {"alloc", "free_requested", "free_completed", "oom"} <= {e["action"] for e in trace}
+    assert {"alloc", "free_requested", "free_completed", "oom"} <= {
+        e["action"] for e in trace
+    }
     walk_back(segments, trace)
     from torch.cuda import _memory_viz
 
@@ -462,7 +486,9 @@ def graph() -> None:
         if tuple(segment["segment_pool_id"]) == tuple(pool)
     ]
     assert any(
-        segment["address"] <= result.data_ptr() < segment["address"] + segment["total_size"]
+        segment["address"]
+        <= result.data_ptr()
+        < segment["address"] + segment["total_size"]
         for segment in holding
     )
     for _ in range(20):
@@ -482,7 +508,9 @@ def two_devices() -> None:  # S13
     assert torch.cuda.mem_get_info(1)[1] == 200 * MIB
     with torch.cuda.device(0):
         del one
-    assert torch.cuda.memory_allocated(1) == 0 and torch.cuda.memory_allocated(0) == 3 * MIB
+    assert (
+        torch.cuda.memory_allocated(1) == 0 and torch.cuda.memory_allocated(0) == 3 * MIB
+    )
     assert {segment["device"] for segment in torch.cuda.memory_snapshot()} <= {0, 1}
     assert len(memory._snapshot()["device_traces"]) == 2
     refused("there are 2", lambda: torch.cuda.memory_stats(2))
@@ -498,11 +526,13 @@ def recorded() -> None:
         del x[1]
         torcharena.mark("step")
     del x
-    assert os.listdir(".") == ["x.trace.xz"], os.listdir(".")
+    assert set(os.listdir(".")) - {"stdout", "stderr"} == {"x.trace.xz"}, os.listdir(".")
     from torcharena import traces
 
     text = traces.read("x.trace.xz").decode()
-    assert text.count("\na ") == 3 and text.count("\nf ") == 1 and "m forward" in text, text
+    assert text.count("\na ") == 3 and text.count("\nf ") == 1 and "m forward" in text, (
+        text
+    )
     (figures,) = traces.replay("x.trace.xz")
     assert figures["peak_requested"] == 24 * MIB and not figures["oom"]
     torcharena.record("z.trace")  # ends with the program
@@ -514,12 +544,14 @@ def train() -> None:
     torcharena.enable(limit="8GiB")
     from torcharena import demo_train
 
-    demo_train.train(torch, 4)
-    gc.collect()
+    demo_train.train(torch, 3)
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.peak"] > GIB
     assert stats["reserved_bytes.all.peak"] <= torcharena.limit()
-    assert stats["requested_bytes.all.current"] < 64 * MIB
+    assert stats["reserved_bytes.all.peak"] < 1.05 * stats["requested_bytes.all.peak"]
+    gc.collect()
+    left = torch.cuda.memory_allocated()
+    assert left <= 64 * MIB, left  # cuBLAS keeps its workspaces, 32 MiB a thread
 
 
 def forked_child() -> None:  # S16
@@ -585,5 +617,35 @@ def from_the_environment() -> None:
     out_of_memory(3 * GIB)
 
 
+# Those whose end is what they are about.
+TO_THE_END = {"exit_with_live_tensors", "exit_from_a_thread", "recorded", "graph"}
+
+
+def serve() -> str:
+    """Runs the cases that standard input names, one a line, as JSON: ``case``, ``folder``,
+    ``environment``. Answers with the exit code; the output is in the folder. Returns the
+    case's name in the process that is to run it, "" at the end."""
+    gc.collect()
+    gc.freeze()  # what is here already is no concern of a case's collections
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.chdir(wanted["folder"])
+            os.environ.update(wanted["environment"])
+            for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
+                flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT
+                os.dup2(os.open(name, flags, 0o600), number)
+            return str(wanted["case"])
+        status = os.waitpid(child, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    return ""
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    case = serve() if sys.argv[1] == "serve" else sys.argv[1]
+    if case:
+        globals()[case]()
+        if sys.argv[1] == "serve" and case not in TO_THE_END:
+            sys.stdout.flush()
+            os._exit(0)  # taking all of torch apart costs more than most cases do

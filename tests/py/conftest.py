@@ -17,7 +17,7 @@ from fake_core import FakeCore
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the person who runs the tests reaches them."""
-    kept = ("TORCHARENA_SIM_", "TORCHARENA_REHEARSAL_", "TORCHARENA_TEST_")
+    kept = ("TORCHARENA_SIM_", "TORCHARENA_REHEARSAL", "TORCHARENA_TEST_")
     for variable in list(os.environ):
         ours = variable.startswith(("TORCHARENA_", "PYTORCH_"))
         if ours and not variable.startswith(kept):

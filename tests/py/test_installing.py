@@ -108,7 +108,9 @@ def test_without_vmm_it_raises_and_names_the_way_out(
 def test_without_a_gpu_it_raises_and_says_why(fake: FakeCore, torch_: FakeTorch) -> None:
     fake.problem = "libcuda.so.1 is not there"
     for fallback in (False, True):
-        with pytest.raises(RuntimeError, match=r"no NVIDIA GPU.*libcuda.so.1 is not there"):
+        with pytest.raises(
+            RuntimeError, match=r"no NVIDIA GPU.*libcuda.so.1 is not there"
+        ):
             torcharena.enable(fallback=fallback)
     assert not torcharena.enabled()
 

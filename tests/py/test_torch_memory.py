@@ -4,13 +4,14 @@ GPU. The cases are in arena_cases.py, each a process of its own."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 import torcharena
 
 HERE = Path(__file__).parent
@@ -31,21 +32,106 @@ def _missing() -> str:
 pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing())
 
 
-def run(
-    case: str, folder: Path, gpu: str = "16GiB", devices: int = 1, **more: str
-) -> subprocess.CompletedProcess[str]:
-    """One case on the simulated GPU; it works in ``folder``."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTORCH_")}
-    environment |= {
+def _environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTORCH_")}
+    return kept | {
         "LD_PRELOAD": str(SIMULATED),
-        "TORCHARENA_SIM_GPU": gpu,
-        "TORCHARENA_SIM_DEVICES": str(devices),
+        "TORCHARENA_SIM_GPU": "16GiB",
         "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), str(HERE)]),
         **more,
     }
+
+
+COMMAND = [sys.executable, str(HERE / "arena_cases.py")]
+
+
+class Server:
+    """Processes that have torch already, one for each case. See `arena_cases.serve`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [*COMMAND, "serve"],
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, case: str, folder: Path, **environment: str) -> tuple[int, str]:
+        """One case, in ``folder``: its exit code and what it had to complain of."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        wanted = {"case": case, "folder": str(folder), "environment": environment}
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        said = folder / "stderr"
+        return code, said.read_text() if said.exists() else ""
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    one = Server()
+    yield one
+    one.close()
+
+
+ONE_DEVICE = [
+    "numbers",
+    "accelerator",
+    "every_function",
+    "raw_memory",
+    "refusals",
+    "share_of_the_device",
+    "cap_is_exact",
+    "out_of_memory_is_caught",
+    "same_depth_twice",
+    "out_of_memory_in_backward",
+    "between_the_reports",
+    "touched_before",
+    "enable_twice",
+    "snapshot",
+    "long_history",
+    "pools",
+    "graph",
+    "train",
+    "forked_child",
+    "loader_workers",
+    "exit_with_live_tensors",
+    "exit_from_a_thread",
+]
+
+
+@pytest.mark.parametrize("case", ONE_DEVICE)
+def test_one_device(server: Server, case: str, tmp_path: Path) -> None:
+    code, said = server.run(case, tmp_path)
+    assert code == 0, said
+    assert "torcharena" not in said, said
+    if case.startswith("exit_"):
+        assert said == ""
+
+
+def test_two_devices(server: Server, tmp_path: Path) -> None:
+    code, said = server.run("two_devices", tmp_path, TORCHARENA_SIM_DEVICES="2")
+    assert code == 0, said
+
+
+def test_a_recording_ends_with_the_program(server: Server, tmp_path: Path) -> None:
+    code, said = server.run("recorded", tmp_path)
+    assert code == 0, said
+    assert {"x.trace.xz", "z.trace"} <= set(os.listdir(tmp_path))
+    assert "a 1 1048576 0" in (tmp_path / "z.trace").read_text()
+
+
+def alone(case: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """One case in a process that imports torch itself."""
     return subprocess.run(
-        [sys.executable, str(HERE / "arena_cases.py"), case],
-        env=environment,
+        [*COMMAND, case],
+        env=_environment(**more),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -53,45 +139,17 @@ def run(
     )
 
 
-ONE_DEVICE = (
-    "numbers accelerator every_function raw_memory refusals share_of_the_device cap_is_exact "
-    "out_of_memory_is_caught same_depth_twice out_of_memory_in_backward between_the_reports "
-    "touched_before enable_twice snapshot long_history pools graph recorded train "
-    "forked_child loader_workers exit_with_live_tensors exit_from_a_thread"
-).split()
-
-
-@pytest.mark.parametrize("case", ONE_DEVICE)
-def test_one_device(case: str, tmp_path: Path) -> None:
-    done = run(case, tmp_path)
-    assert done.returncode == 0, done.stderr
-    # torch's native allocator is not there to complain, and neither are we.
-    assert "torcharena" not in done.stderr, done.stderr
-    if case.startswith("exit_"):
-        assert done.stderr == ""
-
-
-def test_two_devices(tmp_path: Path) -> None:
-    done = run("two_devices", tmp_path, devices=2)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_recording_ends_with_the_program(tmp_path: Path) -> None:
-    done = run("recorded", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["x.trace.xz", "z.trace"]
-    assert "a 1 1048576 0" in (tmp_path / "z.trace").read_text()
-
-
 def _has_entry_point() -> bool:
     from importlib import metadata
 
-    return any(e.name == "torcharena" for e in metadata.entry_points(group="torch.backends"))
+    return any(
+        e.name == "torcharena" for e in metadata.entry_points(group="torch.backends")
+    )
 
 
 @pytest.mark.skipif(not _has_entry_point(), reason="the package is not installed")
 def test_no_line_of_code(tmp_path: Path) -> None:
-    done = run(
+    done = alone(
         "from_the_environment", tmp_path, TORCHARENA_ENABLE="1", TORCHARENA_LIMIT="2GiB"
     )
     assert done.returncode == 0, done.stderr
@@ -99,7 +157,7 @@ def test_no_line_of_code(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not _has_entry_point(), reason="the package is not installed")
 def test_a_misspelt_setting_stops_the_program(tmp_path: Path) -> None:
-    done = run(
+    done = alone(
         "from_the_environment", tmp_path, TORCHARENA_ENABLE="1", TORCHARENA_LIMT="2GiB"
     )
     assert done.returncode != 0 and "TORCHARENA_LIMT" in done.stderr
