@@ -39,7 +39,7 @@ void ta_addresses_trim(ta_device *d)
         for (ta_chunk *c = a->chunks, *next; c; c = next) {
             next = c->next;
             if (!ta_chunk_empty(c) || ta_call_unreserve(d, c->addr, c->size)) continue;
-            ta_lookup_set(d->allocator, c, NULL);
+            ta_lookup_clear(d, c);
             count_addresses(d, c->size, false);
             ta_arena_drop_chunk(a, c);
             ta_chunk_retire(d, c);
@@ -81,7 +81,7 @@ ta_status ta_addresses_add(ta_device *d, ta_arena *arena, uint64_t bytes)
         ta_call_unreserve(d, addr, size);
         return status ? status : TA_NO_HOST_MEMORY;
     }
-    ta_lookup_set(d->allocator, c, c);
+    ta_lookup_set(d, c);
     count_addresses(d, size, true);
     arena->next_chunk_bytes = next;
     return TA_OK;

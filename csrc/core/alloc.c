@@ -15,6 +15,7 @@
 #include "events.h"
 #include "oom.h"
 #include "pages.h"
+#include "plain.h"
 #include "pool.h"
 #include "table.h"
 
@@ -65,7 +66,8 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
     ta_place place = find(arena, bytes);
     if (!place.hole) {
         ta_lock_drop(&arena->lock);
-        status = ta_addresses_add(d, arena, bytes);
+        status = d->plain ? ta_plain_add(d, arena, bytes, short_by)
+                          : ta_addresses_add(d, arena, bytes);
         ta_lock_take(&arena->lock);
         if (!status) place = find(arena, bytes); /* others may have taken from it meanwhile */
     }
@@ -105,7 +107,7 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     d->stats.slow_allocs++;
     ta_spin_drop(&d->counting);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
-    if (status == TA_OUT_OF_MEMORY)
+    if (status == TA_OUT_OF_MEMORY && !d->plain)
         status = attempt(d, arena, bytes, size, true, ptr, &short_by);
     if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
     return status;

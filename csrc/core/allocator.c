@@ -36,7 +36,6 @@ static volatile unsigned char *make_alive(void)
         munmap(page, size);
         return NULL;
     }
-    *page = 1;
     return page;
 }
 
@@ -61,6 +60,7 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
     }
     a->lookup = lookup;
     ta_lock_init(&a->setup, TA_RANK_SETUP);
+    ta_lock_init(&a->plain_lock, TA_RANK_LOOKUP);
     for (int i = 0; i < TA_MAX_DEVICES; i++) {
         ta_device *d = &a->device[i];
         d->allocator = a;
@@ -97,6 +97,8 @@ void ta_allocator_destroy(ta_allocator *a)
     if (!a) return;
     for (int i = 0; i < TA_MAX_DEVICES; i++) destroy_device(&a->device[i]);
     ta_lock_destroy(&a->setup);
+    ta_lock_destroy(&a->plain_lock);
+    free(a->plain);
     munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
     munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
     free(a);

@@ -447,6 +447,7 @@ void ta_arena_drop_chunk(ta_arena *arena, ta_chunk *c)
     while (c->first) {
         ta_block *b = c->first;
         c->first = b->next;
+        set_own_mapped(arena, b, 0);
         drop_block(arena, b);
     }
     *(c->prev ? &c->prev->next : &arena->chunks) = c->next;

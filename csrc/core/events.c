@@ -14,6 +14,7 @@ void ta_tell(ta_allocator *a, const ta_event_info *event)
 ta_status ta_add_observer(ta_allocator *a, ta_observer *observer, void *context)
 {
     if (ta_forked(a)) return TA_FORKED;
+    if (!observer) return TA_INVALID;
     ta_status status = TA_INVALID;
     ta_lock_take(&a->setup);
     for (int i = 0; i < TA_OBSERVERS && status; i++)
@@ -45,6 +46,7 @@ static void pass_all_locks(ta_allocator *a)
 ta_status ta_remove_observer(ta_allocator *a, ta_observer *observer, void *context)
 {
     if (ta_forked(a)) return TA_FORKED;
+    if (!observer) return TA_INVALID;
     ta_status status = TA_INVALID;
     ta_lock_take(&a->setup);
     for (int i = 0; i < TA_OBSERVERS && status; i++)

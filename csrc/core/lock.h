@@ -11,7 +11,8 @@ typedef enum ta_rank {
     TA_RANK_SETUP = 1,
     TA_RANK_PAGES = 2,
     TA_RANK_ARENA = 3,
-    TA_RANK_COUNTING = 4
+    TA_RANK_LOOKUP = 4, /* where an address lies */
+    TA_RANK_COUNTING = 5
 } ta_rank;
 
 typedef struct ta_lock {

@@ -17,9 +17,10 @@
 #include "count.h"
 #include "epoch.h"
 #include "events.h"
+#include "plain.h"
 
 #define GROW_UNTIL 1.02 /* see ta_config */
-#define WAIT_ABOVE 1.04
+#define WAIT_ABOVE 1.02
 
 /* Pages in hand, not mapped yet. */
 typedef struct ta_hand {
@@ -148,7 +149,7 @@ static bool pools_over(const ta_device *d)
 }
 
 /* --- new pages --------------------------------------------------------------------------- */
-static uint64_t reserved(ta_device *d)
+uint64_t ta_reserved(ta_device *d)
 {
     ta_spin_take(&d->counting);
     uint64_t bytes = d->stats.reserved.current;
@@ -180,7 +181,7 @@ static ta_status make_page(ta_device *d, ta_hand *hand)
  * idle is torn down. */
 static bool possible(ta_device *d, size_t need, uint64_t *short_by)
 {
-    uint64_t limit = ta_limit_of(d, NULL), held = reserved(d), have = d->ready.count;
+    uint64_t limit = ta_limit_of(d, NULL), held = ta_reserved(d), have = d->ready.count;
     uint64_t room = limit > held ? (limit - held) / d->page_bytes : 0, free_bytes, total;
     const ta_driver *driver = d->allocator->driver;
     if (need >= 256 &&
@@ -210,7 +211,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             hand->pages[hand->count++] = d->ready.pages[--d->ready.count];
             continue;
         }
-        uint64_t held = reserved(d), peak = live_peak(d, bytes);
+        uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
         if (may_grow && (double)after <= grow * (double)peak) {
@@ -388,14 +389,15 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         if (status && status != TA_NOT_READY) return status;
         status = TA_OK;
     }
-    while (reserved(d) > keep) {
+    if (d->plain) return ta_plain_give_back(d, keep, wait, released);
+    while (ta_reserved(d) > keep) {
         if (d->ready.count) {
             if ((status = release_page(d, d->ready.pages[d->ready.count - 1]))) break;
             d->ready.count--;
             *released += d->page_bytes;
             continue;
         }
-        size_t max = (size_t)((reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
+        size_t max = (size_t)((ta_reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
         size_t got = steal(d, pages, max < BATCH ? max : BATCH, &status);
         for (size_t i = 0; i < got; i++)
             if (!ready_push(d, pages[i])) release_page(d, pages[i]);
@@ -426,13 +428,17 @@ static void unmap_all(ta_device *d, ta_chunk *c)
 
 void ta_pages_destroy(ta_device *d)
 {
+    const ta_driver *driver = d->allocator->driver;
     for (ta_arena *a = d->arenas, *next; a; a = next) {
         next = a->next;
         for (ta_chunk *c = a->chunks, *after; c; c = after) {
             after = c->next;
             for (ta_block *b = c->first; b; b = b->next)
                 if (b->state != TA_FREE) ta_uses_free(b);
-            unmap_all(d, c);
+            if (d->plain)
+                driver->plain_free(driver->self, d->ordinal, c->addr);
+            else
+                unmap_all(d, c);
             if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
             ta_chunk_retire(d, c);
         }

@@ -22,6 +22,8 @@ ta_status ta_addresses_add(ta_device *device, ta_arena *arena, uint64_t bytes);
 void ta_addresses_trim(ta_device *device);
 /* Everything the driver gave is given back, whatever lies there. */
 void ta_pages_destroy(ta_device *device);
+/* Bytes of pages held. */
+uint64_t ta_reserved(ta_device *device);
 /* The cap that holds. */
 uint64_t ta_limit_of(const ta_device *device, ta_limit_source *source);
 /* Idle memory of the arena may be taken away: no graph may replay on it. */

@@ -231,8 +231,13 @@ struct ta_device {
 struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
-    volatile unsigned char *alive; /* 0 in a forked child */
+    volatile unsigned char *alive; /* 1 from the first device's use on, but 0 in a child */
+    atomic_bool started;           /* a device was used: here, or before a fork */
     _Atomic(ta_chunk *) *lookup;   /* by address / TA_LOOKUP_BYTES */
+    atomic_bool any_plain;         /* some device has no VMM */
+    ta_lock plain_lock;            /* guards the next three */
+    ta_chunk **plain;              /* chunks of such devices, by address */
+    size_t plain_count, plain_capacity;
     atomic_int observers;
     struct {
         _Atomic(ta_observer *) observer;
@@ -250,7 +255,11 @@ struct ta_allocator {
 #define TA_LOOKUP_BYTES ((uint64_t)1 << TA_LOOKUP_SHIFT)
 #define TA_LOOKUP_SLOTS ((size_t)1 << (49 - TA_LOOKUP_SHIFT))
 
-static inline bool ta_forked(const ta_allocator *a) { return *a->alive == 0; }
+/* A child forked before any device was used is as good as its parent. */
+static inline bool ta_forked(const ta_allocator *a)
+{
+    return *a->alive == 0 && atomic_load_explicit(&a->started, memory_order_acquire);
+}
 static inline uint64_t ta_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 static inline uint32_t ta_slot_below(const ta_chunk *c, uint64_t addr)
 {
