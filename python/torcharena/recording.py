@@ -14,8 +14,8 @@ import threading
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .installing import _needs_enabled, enabled
 from .loading import core, pass_on, warn
+from .state import enabled, needs_enabled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,7 +78,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
     file of its own even where the path does not say so. Raises RuntimeError where a
     recording is under way or the arena is not enabled, OSError for the file."""
     global _current
-    _needs_enabled("record")
+    needs_enabled("record")
     with _lock:
         if _current is not None:
             raise RuntimeError(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torcharena
 from fake_core import PAGE, TOTAL, FakeCore
-from torcharena import installing, torch_memory
+from torcharena import caps, installing, state, torch_memory
 
 GIB = 1 << 30
 
@@ -37,12 +37,12 @@ class FakeTorch(SimpleNamespace):
 def torch_(fake: FakeCore, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     stand_in = FakeTorch()
     up: list[bool] = []
-    monkeypatch.setattr(installing, "_state", installing._State())
+    monkeypatch.setattr(state, "current", state.State())
     monkeypatch.setattr(installing, "_checked_torch", lambda: stand_in)
     monkeypatch.setattr(installing, "_allocator", lambda torch, library: object())
-    monkeypatch.setattr(installing, "_totals", lambda: [TOTAL, TOTAL] if up else None)
-    monkeypatch.setattr(installing, "announcement", lambda: "announced")
-    monkeypatch.setattr(installing, "device_index", lambda device: device or 0)
+    monkeypatch.setattr(caps, "_totals", lambda: [TOTAL, TOTAL] if up else None)
+    monkeypatch.setattr(caps, "announcement", lambda: "announced")
+    monkeypatch.setattr(caps, "device_index", lambda device: device or 0)
     monkeypatch.setattr(torch_memory, "install", lambda torch: None)
     stand_in.waiting.append(lambda: up.append(True))
     return stand_in
@@ -224,7 +224,7 @@ def test_the_line_is_logged_once_by_the_first_rank(
         torch_.bring_up_cuda()
     assert [record.message for record in caplog.records] == ["announced"]
     caplog.clear()
-    monkeypatch.setattr(installing._state, "announced", False)
+    monkeypatch.setattr(state.current, "announced", False)
     monkeypatch.setenv("LOCAL_RANK", "3")
     with caplog.at_level(logging.INFO, logger="torcharena"):
         installing._cuda_is_up()
@@ -250,13 +250,13 @@ def test_what_the_library_says_is_passed_on(arena: FakeCore) -> None:
 def test_before_enable_it_says_what_is_missing(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installing, "_state", installing._State())
+    monkeypatch.setattr(state, "current", state.State())
     with pytest.raises(RuntimeError, match=r"after torcharena.enable\(\)"):
         call()
 
 
 def test_a_forked_child_is_told(fake: FakeCore, torch_: FakeTorch) -> None:
     torcharena.enable()
-    installing._state.pid = os.getpid() + 1
+    state.current.pid = os.getpid() + 1
     with pytest.raises(RuntimeError, match="spawn"):
         torcharena.enable(limit="1GiB")
