@@ -69,7 +69,8 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
         status = d->plain ? ta_plain_add(d, arena, bytes, short_by)
                           : ta_addresses_add(d, arena, bytes);
         ta_lock_take(&arena->lock);
-        if (!status) place = find(arena, bytes); /* others may have taken from it meanwhile */
+        if (!status)
+            place = find(arena, bytes); /* others may have taken from it meanwhile */
     }
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status && !place.hole) status = TA_OUT_OF_MEMORY;
@@ -159,8 +160,10 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
         d->stats.oom_count += status == TA_OUT_OF_MEMORY;
         ta_spin_drop(&d->counting);
         if (ta_observed(a))
-            ta_tell(a, &(ta_event_info){.kind = TA_EVENT_OOM, .device = device,
-                                        .stream = stream, .size = size});
+            ta_tell(a, &(ta_event_info){.kind = TA_EVENT_OOM,
+                                        .device = device,
+                                        .stream = stream,
+                                        .size = size});
     }
     return status;
 }
@@ -205,7 +208,8 @@ ta_status ta_free(ta_allocator *a, void *ptr)
     if (!arena) return TA_INVALID;
     ta_device *d = arena->device;
     ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
-    bool ours = b && b->state == TA_LIVE, record = ours && (b->uses || !arena->stream->owned);
+    bool ours = b && b->state == TA_LIVE,
+         record = ours && (b->uses || !arena->stream->owned);
     if (record)
         b->state = TA_HELD; /* nobody else may free it meanwhile */
     else if (ours)
@@ -221,7 +225,8 @@ static ta_block *holder(ta_arena *arena, uint64_t addr)
     ta_block *b = ta_table_find(&arena->table, addr);
     for (ta_chunk *c = arena->chunks; !b && c; c = c->next)
         if (addr - c->addr < c->size)
-            for (b = c->first; b->addr + b->size <= addr; b = b->next) {}
+            for (b = c->first; b->addr + b->size <= addr; b = b->next) {
+            }
     return b && b->state == TA_LIVE ? b : NULL;
 }
 

@@ -12,15 +12,24 @@
 const char *ta_status_text(ta_status status)
 {
     switch (status) {
-    case TA_OK: return "ok";
-    case TA_OUT_OF_MEMORY: return "out of memory";
-    case TA_NOT_READY: return "the stream has not passed that point";
-    case TA_INVALID: return "invalid argument";
-    case TA_UNSUPPORTED: return "not supported by this driver or device";
-    case TA_FORKED: return "called in a forked child, which cannot use its parent's CUDA";
-    case TA_GONE: return "the CUDA driver has shut down";
-    case TA_DRIVER: return "the CUDA driver failed";
-    case TA_NO_HOST_MEMORY: return "no host memory";
+    case TA_OK:
+        return "ok";
+    case TA_OUT_OF_MEMORY:
+        return "out of memory";
+    case TA_NOT_READY:
+        return "the stream has not passed that point";
+    case TA_INVALID:
+        return "invalid argument";
+    case TA_UNSUPPORTED:
+        return "not supported by this driver or device";
+    case TA_FORKED:
+        return "called in a forked child, which cannot use its parent's CUDA";
+    case TA_GONE:
+        return "the CUDA driver has shut down";
+    case TA_DRIVER:
+        return "the CUDA driver failed";
+    case TA_NO_HOST_MEMORY:
+        return "no host memory";
     }
     return "unknown status";
 }
@@ -48,7 +57,8 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
     if (!a) return TA_NO_HOST_MEMORY;
     a->driver = driver;
     if (config) a->config = *config;
-    size_t bytes = TA_LOOKUP_SLOTS * sizeof *a->lookup; /* touched only where chunks are */
+    size_t bytes =
+        TA_LOOKUP_SLOTS * sizeof *a->lookup; /* touched only where chunks are */
     void *lookup = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     a->alive = make_alive();
@@ -69,7 +79,8 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
         pthread_cond_init(&d->pool_idle, NULL);
         atomic_flag_clear(&d->counting.taken);
         atomic_init(&d->tick, 1);
-        d->page_bytes = config && config->page_bytes ? config->page_bytes : TA_DEFAULT_PAGE;
+        d->page_bytes =
+            config && config->page_bytes ? config->page_bytes : TA_DEFAULT_PAGE;
         for (int k = 0; k < TA_LIMIT_SOURCES; k++) d->limits[k] = TA_NO_LIMIT;
     }
     *allocator = a;
@@ -79,8 +90,10 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
 static void destroy_device(ta_device *d)
 {
     uintptr_t saved[2];
-    bool entered = !ta_forked(d->allocator) && atomic_load(&d->used) && !ta_enter(d, saved);
-    if (entered) d->allocator->driver->device_wait(d->allocator->driver->self, d->ordinal);
+    bool entered =
+        !ta_forked(d->allocator) && atomic_load(&d->used) && !ta_enter(d, saved);
+    if (entered)
+        d->allocator->driver->device_wait(d->allocator->driver->self, d->ordinal);
     if (entered) {
         ta_pages_destroy(d);
         ta_epoch_destroy(d);

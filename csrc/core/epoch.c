@@ -166,7 +166,8 @@ size_t ta_pending_poll(ta_device *d, ta_arena *arena)
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
         if (still_used(d, b->uses)) continue;
-        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
+        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) =
+            next;
         *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
         ta_block_settle(arena, b);
         settled++;

@@ -143,7 +143,8 @@ static bool pools_over(const ta_device *d)
 {
     for (const ta_arena *a = d->arenas; a; a = a->next) {
         const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
-        if (p && p->begins == p->releases && p->released_at >= d->device_passed) return true;
+        if (p && p->begins == p->releases && p->released_at >= d->device_passed)
+            return true;
     }
     return false;
 }
@@ -225,7 +226,8 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             d->stats.retry_count++;
             ta_spin_drop(&d->counting);
         }
-        size_t got = steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
+        size_t got =
+            steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
             hand->count += got;
             ta_spin_take(&d->counting);
@@ -273,7 +275,8 @@ static ta_status map_run(ta_device *d, ta_chunk *c, uint32_t slot, uint32_t coun
     uint32_t done = 0;
     *stuck = 0;
     while (done < count && !status) {
-        status = ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
+        status =
+            ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
         if (!status) done++;
     }
     if (!status) status = ta_call_access(d, at, (uint64_t)count << c->shift);
@@ -336,7 +339,8 @@ void ta_pages_mend(ta_device *d, ta_arena *arena)
         ta_status status = ta_arena_stock(arena) ? TA_OK : TA_NO_HOST_MEMORY;
         for (uint32_t i = ta_slot_below(c, b->addr); i < high && !status; i++)
             if (ta_chunk_has(c, i))
-                status = ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
+                status =
+                    ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
         if (status) {
             at = &b->pending_next;
             continue;
@@ -359,7 +363,8 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
     ta_status status = TA_NO_HOST_MEMORY;
     if (hand.pages && slots) {
         uint32_t high = ta_slot_above(c, block->addr + block->size);
-        ta_lock_take(&arena->lock); /* the missing ones are ours alone, until they have pages */
+        ta_lock_take(
+            &arena->lock); /* the missing ones are ours alone, until they have pages */
         for (uint32_t i = ta_slot_below(c, block->addr); i < high; i++)
             if (!ta_chunk_has(c, i)) slots[n++] = i;
         ta_lock_drop(&arena->lock);
@@ -397,7 +402,8 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
             *released += d->page_bytes;
             continue;
         }
-        size_t max = (size_t)((ta_reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
+        size_t max =
+            (size_t)((ta_reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
         size_t got = steal(d, pages, max < BATCH ? max : BATCH, &status);
         for (size_t i = 0; i < got; i++)
             if (!ready_push(d, pages[i])) release_page(d, pages[i]);

@@ -101,9 +101,10 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
     if (size > limit) return TA_OUT_OF_MEMORY;
     for (bool gave_back = false;; gave_back = true) {
         uint64_t held = ta_reserved(d);
-        ta_status status = held <= limit - size ? driver->plain_alloc(driver->self, d->ordinal,
-                                                                      size, &addr)
-                                                : TA_OUT_OF_MEMORY;
+        ta_status status =
+            held <= limit - size
+                ? driver->plain_alloc(driver->self, d->ordinal, size, &addr)
+                : TA_OUT_OF_MEMORY;
         if (!status) break;
         if (status != TA_OUT_OF_MEMORY) return status;
         uint64_t least = ta_round_up(bytes, d->page_bytes);
@@ -112,7 +113,8 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
             size = *short_by = least;
             continue;
         }
-        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true, &released);
+        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true,
+                                    &released);
         if (status && status != TA_NOT_READY) return status;
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);

@@ -15,8 +15,8 @@ static ta_pool *find(const ta_device *d, ta_pool_id id)
     return p;
 }
 
-ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id, ta_pool_filter *filter,
-                        void *context)
+ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
+                        ta_pool_filter *filter, void *context)
 {
     ta_device *d;
     if (ta_forked(a)) return TA_FORKED;
@@ -54,7 +54,8 @@ ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context
     if (!d) return TA_INVALID;
     ta_lock_take(&d->pages);
     ta_open_pool **at = &d->open, *open;
-    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b)) at = &(*at)->next;
+    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b))
+        at = &(*at)->next;
     if ((open = *at)) {
         *at = open->next;
         atomic_fetch_sub(&d->open_count, 1);
