@@ -114,6 +114,40 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     return status;
 }
 
+/* Whatever needs the device's `pages`: `arena` is NULL where it may not exist yet. */
+static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_pool *pool, size_t size,
+                              ta_stream stream, void **ptr, ta_oom *oom)
+{
+    uint64_t bytes = ta_round_up(size, TA_GRANULE);
+    uintptr_t saved[2];
+    ta_status status = size > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
+    bool entered = !status;
+    if (oom) *oom = (ta_oom){0};
+    ta_lock_take(&d->pages);
+    if (!status && !arena) {
+        arena = ta_arena_get(d, stream, size <= TA_SMALL_MAX, pool);
+        if (!arena) status = TA_NO_HOST_MEMORY;
+    }
+    if (!status && !alloc_mapped(arena, bytes, size, ptr))
+        status = alloc_slow(d, arena, bytes, size, ptr, oom);
+    if (pool) pool->users--;
+    if (status) {
+        if (oom && !oom->status)
+            ta_oom_fill(d, stream, size, bytes < size ? size : bytes, status, oom);
+        ta_spin_take(&d->counting);
+        d->stats.oom_count += status == TA_OUT_OF_MEMORY;
+        ta_spin_drop(&d->counting);
+        if (ta_observed(d->allocator))
+            ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
+                                                   .device = d->ordinal,
+                                                   .stream = stream,
+                                                   .size = size});
+    }
+    ta_lock_drop(&d->pages);
+    if (entered) ta_leave(d, saved);
+    return status;
+}
+
 ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, void **ptr,
                    ta_oom *oom)
 {
@@ -127,45 +161,14 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
         if (oom) *oom = (ta_oom){.status = status, .device = device, .requested = size};
         return status;
     }
-    ta_pool *pool = atomic_load_explicit(&d->open_count, memory_order_acquire)
-                        ? ta_pool_for(d, stream)
-                        : NULL;
-    bool small = size <= TA_SMALL_MAX;
-    uint64_t bytes = ta_round_up(size, TA_GRANULE);
-    ta_arena *arena = pool ? NULL : ta_arena_find(d, stream, small);
-    if (arena && alloc_mapped(arena, bytes, size, ptr)) return TA_OK;
-
-    uintptr_t saved[2];
-    status = bytes < size || bytes > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
-    if (!status) {
-        ta_lock_take(&d->pages);
-        if (!arena) arena = ta_arena_get(d, stream, small, pool);
-        if (!arena)
-            status = TA_NO_HOST_MEMORY;
-        else if (!alloc_mapped(arena, bytes, size, ptr)) {
-            if (oom) *oom = (ta_oom){0};
-            status = alloc_slow(d, arena, bytes, size, ptr, oom);
-        }
-        if (status && oom && !oom->status)
-            ta_oom_fill(d, stream, size, bytes, status, oom);
-        ta_lock_drop(&d->pages);
-        ta_leave(d, saved);
-    } else if (oom) {
-        ta_lock_take(&d->pages);
-        ta_oom_fill(d, stream, size, bytes, status, oom);
-        ta_lock_drop(&d->pages);
-    }
-    if (status) {
-        ta_spin_take(&d->counting);
-        d->stats.oom_count += status == TA_OUT_OF_MEMORY;
-        ta_spin_drop(&d->counting);
-        if (ta_observed(a))
-            ta_tell(a, &(ta_event_info){.kind = TA_EVENT_OOM,
-                                        .device = device,
-                                        .stream = stream,
-                                        .size = size});
-    }
-    return status;
+    ta_pool *pool = NULL;
+    if (atomic_load_explicit(&d->open_count, memory_order_acquire))
+        pool = ta_pool_for(d, stream);
+    ta_arena *arena = pool ? NULL : ta_arena_find(d, stream, size <= TA_SMALL_MAX);
+    if (arena && size <= d->total &&
+        alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
+        return TA_OK;
+    return alloc_locked(d, arena, pool, size, stream, ptr, oom);
 }
 
 /* The arena of an address, its lock taken; NULL: none of ours. */

@@ -95,6 +95,7 @@ ta_pool *ta_pool_for(ta_device *d, ta_stream stream)
         if (open[i]->filter(open[i]->context, stream)) found = open[i]->pool;
     ta_lock_take(&d->pages);
     for (int i = 0; i < count; i++) open[i]->calls--;
+    if (found) found->users++;
     pthread_cond_broadcast(&d->pool_idle);
     ta_lock_drop(&d->pages);
     return found;
@@ -105,7 +106,8 @@ void ta_pools_retire(ta_device *d)
     for (ta_pool **at = &d->pools, *p; (p = *at);) {
         bool open = false;
         for (const ta_open_pool *o = d->open; o; o = o->next) open |= o->pool == p;
-        if (open || p->begins != p->releases || p->released_at >= d->device_passed) {
+        if (open || p->users || p->begins != p->releases ||
+            p->released_at >= d->device_passed) {
             at = &p->next;
             continue;
         }

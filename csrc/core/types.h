@@ -174,6 +174,7 @@ struct ta_pool {
     ta_pool_id id;
     uint64_t begins, releases;
     uint64_t released_at; /* tick of the last release */
+    int users;            /* requests under way for it */
 };
 
 typedef struct ta_open_pool {
