@@ -70,7 +70,8 @@ def child(allocator: str) -> dict[str, float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """A 95 % interval of the median, from order statistics; the range where few."""
+    """A 95 % interval of the median, from order statistics; below six the range, which says
+    less."""
     ordered = sorted(values)
     n = len(ordered)
     outside = 0.0
@@ -88,6 +89,17 @@ def figures(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": low, "high": high}
 
 
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [
+                line.split(":", 1)[1].strip() for line in file if "model name" in line
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
+
+
 def machine() -> dict[str, Any]:
     import torch
 
@@ -95,7 +107,7 @@ def machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": processor(),
     }
 
 

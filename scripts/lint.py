@@ -151,8 +151,10 @@ def clang_tidy() -> str:
 def clang_format(fix: bool = False) -> str:
     name = tool("clang-format")
     files = tracked("*.c", "*.h")
-    how = ["-i"] if fix else ["--dry-run", "-Werror"]
-    return run([name, *how, *files]) if files else ""
+    if fix:
+        return run([name, "-i", *files])
+    off = [file for file in files if run([name, "--dry-run", "-Werror", file])]
+    return f"{' '.join(off)}: make format mends these" if off else ""
 
 
 def python_tool(*arguments: str) -> str:

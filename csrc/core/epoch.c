@@ -111,8 +111,10 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
     count_wait(d, since);
     if (m->popped) {
         if (!m->waiters) spare_mark(d, m);
-    } else if (!status)
-        ta_stream_poll(d, s);
+    } else if (!status) { /* a stream is passed in order, and queries may fail */
+        tick = m->tick;
+        while (s->first && s->first->tick <= tick) pop_mark(d, s);
+    }
     return status;
 }
 
@@ -164,7 +166,8 @@ size_t ta_pending_poll(ta_device *d, ta_arena *arena)
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
         if (still_used(d, b->uses)) continue;
-        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
+        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) =
+            next;
         *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
         ta_block_settle(arena, b);
         settled++;
@@ -188,7 +191,7 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
 }
 
-void ta_epoch_destroy(ta_device *d)
+void ta_epoch_destroy(ta_device *d, bool reachable)
 {
     const ta_driver *driver = d->allocator->driver;
     for (ta_stream_state *s = d->streams, *next; s; s = next) {
@@ -198,7 +201,7 @@ void ta_epoch_destroy(ta_device *d)
     }
     for (ta_mark_event *m = d->spare_marks, *next; m; m = next) {
         next = m->next;
-        if (m->event) driver->event_destroy(driver->self, m->event);
+        if (m->event && reachable) driver->event_destroy(driver->self, m->event);
         free(m);
     }
     d->streams = NULL;

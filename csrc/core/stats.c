@@ -28,7 +28,7 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     *stats = d->stats;
     ta_spin_drop(&d->counting);
     stats->limit = ta_limit_of(d, &source);
-    stats->limit_source = source;
+    stats->limit_source = (int)source;
     stats->page_bytes = d->page_bytes;
     ta_lock_drop(&d->pages);
     stats->idle = idle;
@@ -75,14 +75,18 @@ static ta_status change_gauges(ta_allocator *a, int device, bool accumulated)
     return TA_OK;
 }
 
-ta_status ta_reset_peaks(ta_allocator *a, int device) { return change_gauges(a, device, false); }
+ta_status ta_reset_peaks(ta_allocator *a, int device)
+{
+    return change_gauges(a, device, false);
+}
 
 ta_status ta_reset_accumulated(ta_allocator *a, int device)
 {
     return change_gauges(a, device, true);
 }
 
-ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes, uint64_t *total)
+ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes,
+                           uint64_t *total)
 {
     uintptr_t saved[2];
     *free_bytes = *total = 0;

@@ -92,8 +92,8 @@ void ta_oracle_blocks_end(ta_oracle *oracle);
 void ta_oracle_moves(ta_oracle *oracle, bool allow);
 /* An observer for ta_add_observer; the context is the ta_sim. */
 void ta_oracle_observe(void *sim, const ta_event_info *event);
-/* The allocator is about to be destroyed with blocks still live: they count as freed now, so
- * it must wait for their work, and may then unmap them. */
+/* The allocator is about to be destroyed with blocks still live: they count as freed now,
+ * so it must wait for their work, and may then unmap them. */
 void ta_oracle_end(ta_sim *sim);
 /* Live blocks may be unmapped and mapped again once their work is seen done (sleep, page
  * moves). Off at first: unmapping under a live block is a violation. */

@@ -82,7 +82,7 @@ void ta_sim_drop_handle(ta_sim *sim, ta_sim_handle *h)
     sim->free_handles[sim->free_handle_count++] = (uint32_t)(h - sim->handles);
 }
 
-/* --- the table's calls ---------------------------------------------------------------- */
+/* --- the table's calls ---------------------------------------------------------- */
 ta_status ta_sim_begin_vmm(ta_sim *sim, ta_sim_call call, double us)
 {
     ta_status status = ta_sim_begin(sim, call, us);

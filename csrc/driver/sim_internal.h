@@ -23,7 +23,7 @@
 #define TA_SIM_GRANULARITY ((uint64_t)2 << 20)
 #define TA_SIM_LAUNCH_US 2.0 /* host time of a launch */
 
-/* --- memory ------------------------------------------------------------------------ */
+/* --- memory ------------------------------------------------------------------ */
 /* A handle's value is generation << 32 | index + 1, so that a stale one is noticed. */
 typedef struct ta_sim_handle {
     uint64_t size, offset; /* offset in the memfd, never used twice */
@@ -49,7 +49,7 @@ typedef struct ta_sim_reservation {
     ta_handle plain;    /* of plain_alloc; 0: a reserved range */
 } ta_sim_reservation;
 
-/* --- streams ----------------------------------------------------------------------- */
+/* --- streams ----------------------------------------------------------------- */
 typedef struct ta_sim_capture ta_sim_capture;
 typedef struct ta_sim_stream {
     int device;
@@ -129,7 +129,7 @@ struct ta_sim {
     ta_oracle *oracle;
 };
 
-/* --- sim.c ------------------------------------------------------------------------- */
+/* --- sim.c ------------------------------------------------------------------- */
 /* Locks, counts, charges and perhaps fails a driver call; locked only if TA_OK. */
 ta_status ta_sim_begin(ta_sim *sim, ta_sim_call call, double us);
 /* The same for calls that are not the allocator's: no count, no fault. */
@@ -144,18 +144,18 @@ ta_status ta_sim_use_device(ta_sim *sim, int device);
 /* Uniform in [0, 1). */
 double ta_sim_random(ta_sim *sim);
 
-/* --- sim_cost.c -------------------------------------------------------------------- */
+/* --- sim_cost.c -------------------------------------------------------------- */
 /* Microseconds of the host for `handles` handles of `size` bytes each. */
 double ta_sim_cost_us(ta_sim_call call, ta_tier tier, uint64_t size, uint64_t handles);
 
-/* --- memory's files ------------------------------------------------------------------ */
+/* --- memory's files ------------------------------------------------------------ */
 void ta_sim_memory_destroy(ta_sim *sim);
 ta_sim_reservation *ta_sim_find_reservation(ta_sim *sim, uint64_t addr);
 /* Whether the device can touch all of the range. False also where it is partly outside.
  * */
 bool ta_sim_accessible(ta_sim *sim, int device, uint64_t addr, uint64_t size);
 
-/* --- sim_pages.c: real memory. False: the system has none --------------------------- */
+/* --- sim_pages.c: real memory. False: the system has none --------------------- */
 bool ta_sim_pages_create(ta_sim *sim);
 void ta_sim_pages_destroy(ta_sim *sim);
 uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t size, uint64_t align); /* 0: none */
@@ -164,7 +164,7 @@ bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, uint64_t offse
 bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size);
 void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size);
 
-/* --- sim_stream.c ------------------------------------------------------------------ */
+/* --- sim_stream.c ------------------------------------------------------------ */
 void ta_sim_stream_table(ta_driver *driver);
 void ta_sim_stream_finish(ta_sim *sim);
 /* NULL: no such stream of the device. */
@@ -179,13 +179,13 @@ void ta_sim_drain(ta_sim *sim, int device);
 /* A random while: mostly short, now and then long. */
 double ta_sim_while_us(ta_sim *sim);
 
-/* --- sim_event.c ------------------------------------------------------------------- */
+/* --- sim_event.c ------------------------------------------------------------- */
 void ta_sim_event_table(ta_driver *driver);
 void ta_sim_events_destroy(ta_sim *sim);
 /* False for NULL; false and a violation for a destroyed one. */
 bool ta_sim_event_valid(ta_sim *sim, ta_event event);
 
-/* --- sim_graph.c ------------------------------------------------------------------- */
+/* --- sim_graph.c ------------------------------------------------------------- */
 struct ta_sim_capture {
     uint64_t id;
     ta_sim_stream *origin;
@@ -238,7 +238,7 @@ void ta_sim_graphs_destroy(ta_sim *sim);
 /* The calling thread's capture mode: 0 global, 1 thread-local, 2 relaxed. */
 extern _Thread_local int ta_sim_mode;
 
-/* --- sim_shared.c ------------------------------------------------------------------ */
+/* --- sim_shared.c ------------------------------------------------------------ */
 ta_status ta_sim_shared_open(const char *dir, int device, uint64_t memory,
                              struct ta_sim_shared **shared);
 void ta_sim_shared_close(struct ta_sim_shared *shared);

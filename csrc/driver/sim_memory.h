@@ -1,8 +1,9 @@
 /* sim_memory.h - what the files of the simulated machine's memory share: sim_ranges.c,
  * sim_handles.c, sim_maps.c, sim_plain.c, over sim_pages.c.
  *
- * All expect the machine's lock held. A misuse (what the real driver refuses, or what would
- * corrupt memory there) is TA_INVALID, changes nothing, and counts as a violation. */
+ * All expect the machine's lock held. A misuse (what the real driver refuses, or what
+ * would corrupt memory there) is TA_INVALID, changes nothing, and counts as a violation.
+ * */
 #ifndef TA_SIM_MEMORY_H
 #define TA_SIM_MEMORY_H
 
@@ -18,7 +19,8 @@ static inline bool ta_sim_aligned(uint64_t bytes)
 
 /* --- sim_ranges.c --- */
 void ta_sim_ranges_table(ta_driver *driver);
-/* The reservation that holds all of the range; NULL where there is none, or for size 0. */
+/* The reservation that holds all of the range; NULL where there is none, or for size 0.
+ * */
 ta_sim_reservation *ta_sim_holder(ta_sim *sim, uint64_t addr, uint64_t size);
 ta_status ta_sim_add_reservation(ta_sim *sim, uint64_t size, uint64_t align,
                                  uint64_t *addr);

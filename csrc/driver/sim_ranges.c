@@ -2,8 +2,8 @@
  *
  *   reserved = sum of sizes of reservations, plain ones left out
  *
- * Reservations are an array by address; each has a slot for every granule, so that finding
- * what is mapped at an address is one search and one look. */
+ * Reservations are an array by address; each has a slot for every granule, so that
+ * finding what is mapped at an address is one search and one look. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,7 +90,7 @@ bool ta_sim_accessible(ta_sim *sim, int device, uint64_t addr, uint64_t size)
     return true;
 }
 
-/* --- the table's calls ---------------------------------------------------------------- */
+/* --- the table's calls ---------------------------------------------------------- */
 static ta_status do_reserve(ta_sim *sim, uint64_t size, uint64_t align, uint64_t *addr)
 {
     if (align < TA_SIM_GRANULARITY) align = TA_SIM_GRANULARITY;

@@ -17,13 +17,17 @@ autograd's threads take the one of the forward pass.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+)
 
 __all__ = ["Values", "DEFAULT_LIMIT"]
 
@@ -146,6 +150,23 @@ def _view(tensor: torch.Tensor) -> torch.Tensor:
     return view
 
 
+def _stack() -> list[Any]:
+    return list(_get_current_dispatch_mode_stack())
+
+
+class _Again:
+    """Pushes a mode that is alive already, for a while."""
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        TorchDispatchMode.__enter__(self.mode)
+
+    def __exit__(self, *error: Any) -> None:
+        TorchDispatchMode.__exit__(self.mode, *error)
+
+
 class Values(TorchDispatchMode):
     """Keeps integers, booleans and small floats true on a simulated GPU.
 
@@ -181,6 +202,32 @@ class Values(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """No wrapper that imports torch._dynamo at the first operation."""
         return False
+
+    def __enter__(self) -> Values:
+        """Also while a tensor is printed: torch switches modes off there, and the sizes
+        that printing asks for would be a kernel's."""
+        import torch._tensor_str as printing
+
+        inner = printing._str_intern
+
+        def printed(*args: Any, **kwargs: Any) -> Any:
+            with self.again():
+                return inner(*args, **kwargs)
+
+        self.printing: Any = inner
+        printing._str_intern = printed
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        import torch._tensor_str as printing
+
+        super().__exit__(*error)
+        printing._str_intern = self.printing
+
+    def again(self) -> Any:
+        """The mode itself, without what entering it at first does."""
+        return contextlib.nullcontext() if self in _stack() else _Again(self)
 
     # --- what is known ------------------------------------------------------------------
     def known(self, tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ values are true). ``main`` is what ``torcharena rehearse`` calls.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import runpy
@@ -18,10 +19,11 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "environment", "library", "rehearse_script"]
+__all__ = ["main", "environment", "library", "machine", "rehearse_script"]
 
 ALLOCATORS = ("native", "expandable", "arena")
 FITS, SCRIPT_FAILED, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 3, 4
@@ -69,6 +71,18 @@ def environment(
     elif allocator not in ALLOCATORS:
         raise ValueError(f"allocator {allocator!r} is none of {', '.join(ALLOCATORS)}")
     return env
+
+
+@contextlib.contextmanager
+def machine(
+    gpu: str = "h200", base: dict[str, str] | None = None, devices: int = 1
+) -> Iterator[dict[str, str]]:
+    """The environment of ``environment`` with a machine's state of its own, gone at the end:
+    several processes started in it share the same simulated GPUs."""
+    with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
+        env = environment(gpu, devices, base=base)
+        env["TORCHARENA_SIM_DIR"] = folder
+        yield env
 
 
 # --- the child -----------------------------------------------------------------------------

@@ -483,6 +483,7 @@ CASES: dict[str, Callable[..., None]] = {
     )
 }
 
+
 def together(*names: str) -> None:
     """Several cases in one process: those that enable in the same way."""
     for name in names:

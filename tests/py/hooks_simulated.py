@@ -6,6 +6,7 @@ hooks are called as torch would call them.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def sizes() -> None:
         assert address and address % 512 == 0
         blocks.append((address, size))
     blocks.sort()
-    for (one, size), (other, _) in zip(blocks, blocks[1:], strict=False):
+    for (one, size), (other, _) in itertools.pairwise(blocks):
         assert one + size <= other
     assert live() == (len(blocks), sum(size for _, size in blocks))
     for address, size in blocks:
