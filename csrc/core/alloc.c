@@ -122,6 +122,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_pool *pool, size
     uintptr_t saved[2];
     ta_status status = size > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
     bool entered = !status;
+    double since = ta_now_us();
     if (oom) *oom = (ta_oom){0};
     ta_lock_take(&d->pages);
     if (!status && !arena) {
@@ -131,12 +132,13 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_pool *pool, size
     if (!status && !alloc_mapped(arena, bytes, size, ptr))
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
     if (pool) pool->users--;
+    ta_spin_take(&d->counting);
+    d->stats.slow_us += ta_now_us() - since;
+    d->stats.oom_count += status == TA_OUT_OF_MEMORY;
+    ta_spin_drop(&d->counting);
     if (status) {
         if (oom && !oom->status)
             ta_oom_fill(d, stream, size, bytes < size ? size : bytes, status, oom);
-        ta_spin_take(&d->counting);
-        d->stats.oom_count += status == TA_OUT_OF_MEMORY;
-        ta_spin_drop(&d->counting);
         if (ta_observed(d->allocator))
             ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
                                                    .device = d->ordinal,

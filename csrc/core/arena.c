@@ -11,6 +11,7 @@
 #include "check.h"
 #include "bins.h"
 #include "chunk.h"
+#include "count.h"
 #include "events.h"
 #include "table.h"
 
@@ -500,6 +501,7 @@ size_t ta_arena_steal(ta_arena *arena, size_t max, uint64_t passed, ta_handle *p
         ta_emit_pages(arena, TA_EVENT_UNMAP, c, begin, end);
         while (end > begin) pages[got++] = ta_chunk_clear(c, --end);
         set_own_mapped(arena, b, b->own_mapped - count);
+        ta_count_mapped(arena, -(int64_t)count);
         ta_arena_verify(arena, "steal");
     }
     return got;

@@ -225,6 +225,8 @@ static bool check_device(const ta_checker *k, ta_device *d)
         SAME("active", s.active[TA_POOL_ALL].current, sum.live_bytes + sum.pending_bytes);
         SAME("allocations", s.allocations[TA_POOL_ALL].current, sum.live_blocks);
     }
+    SAME("mapped", s.mapped[TA_POOL_ALL].current,
+         (s.pages.current - d->ready.count) * d->page_bytes);
     SAME("reserved", s.reserved.current, s.pages.current * d->page_bytes);
     /* Pages on the way to a place that waits are ready ones meanwhile, so none is in hand. */
     SAME("pages", s.pages.current, pages);

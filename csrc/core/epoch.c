@@ -7,21 +7,14 @@
 #include "epoch.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "arena.h"
 #include "calls.h"
 #include "pool.h"
 #include "block.h"
+#include "count.h"
 
 #define MARKS_MAX 256 /* a stream's; the newest is moved when there are more */
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 static bool default_stream(ta_stream stream) { return (uintptr_t)stream <= 1; }
 
@@ -89,7 +82,7 @@ static void count_wait(ta_device *d, double since)
 {
     ta_spin_take(&d->counting);
     d->stats.waits++;
-    d->stats.wait_us += now_us() - since;
+    d->stats.wait_us += ta_now_us() - since;
     ta_spin_drop(&d->counting);
 }
 
@@ -102,7 +95,7 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
     ta_mark_event *m = s->first;
     while (m && m->tick <= tick) m = m->next;
     if (!m) return TA_OK; /* passed already */
-    double since = now_us();
+    double since = ta_now_us();
     m->waiters++;
     ta_lock_drop(&d->pages);
     status = driver->event_wait(driver->self, m->event);
@@ -128,7 +121,7 @@ ta_status ta_device_wait(ta_device *d)
             capturing)
             return TA_NOT_READY;
     }
-    double since = now_us();
+    double since = ta_now_us();
     uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
     d->device_waits++;
     ta_lock_drop(&d->pages);

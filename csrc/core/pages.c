@@ -289,6 +289,7 @@ static void settle(ta_arena *arena, ta_chunk *c, const uint32_t *slots, uint32_t
                    const ta_handle *pages)
 {
     ta_lock_take(&arena->lock);
+    ta_count_mapped(arena, count);
     for (uint32_t i = 0, end; i < count; i = end) {
         end = run_end(slots, i, count);
         ta_emit_pages(arena, TA_EVENT_MAP, c, slots[i], slots[end - 1] + 1);

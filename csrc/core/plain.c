@@ -67,6 +67,7 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
         return status;
     }
     ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
+    ta_count_mapped(idle->arena, -(int64_t)c->slots);
     ta_chunk_retire(d, c);
     *released += size;
     return TA_OK;
@@ -129,5 +130,6 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
         return TA_NO_HOST_MEMORY;
     }
     ta_count_pages(d, c->slots, d->page_bytes);
+    ta_count_mapped(arena, c->slots);
     return TA_OK;
 }

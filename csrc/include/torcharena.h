@@ -174,11 +174,12 @@ typedef struct ta_stats {
     ta_gauge allocations[3], allocated[3], requested[3];
     /* Live and pending blocks. */
     ta_gauge active_blocks[3], active[3];
-    ta_gauge reserved;    /* bytes of pages held, mapped or kept ready */
-    ta_gauge pages;       /* the same, counted */
-    ta_gauge pending;     /* bytes freed but still used by a recorded stream */
-    ta_gauge addresses;   /* bytes of address ranges reserved */
-    uint64_t idle;        /* bytes of idle and of unmapped pages */
+    ta_gauge reserved;  /* bytes of pages held, mapped or kept ready */
+    ta_gauge pages;     /* the same, counted */
+    ta_gauge pending;   /* bytes freed but still used by a recorded stream */
+    ta_gauge addresses; /* bytes of address ranges reserved */
+    ta_gauge mapped[3]; /* bytes of pages mapped, by kind: reserved less the ready ones */
+    uint64_t idle;      /* bytes of idle and of unmapped pages */
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t largest_idle_partly_used; /* the highest partly_used seen at a slow path */
     uint64_t limit;
@@ -189,10 +190,12 @@ typedef struct ta_stats {
     uint64_t page_moves;  /* idle pages taken from one place to another */
     uint64_t waits;       /* times the host waited for a stream */
     double wait_us;       /* how long */
+    double slow_us;       /* time in requests that needed a page, waits included */
     uint64_t slow_allocs; /* requests that needed a page */
     uint64_t calls_reserve, calls_create, calls_release, calls_map, calls_unmap,
         calls_access, calls_event; /* driver calls, by kind; a range counts once */
     uint64_t arenas, streams;
+    uint64_t holes[3]; /* free pieces between blocks, by kind, with or without pages */
 } ta_stats;
 /* TA_INVALID for a device never used: *stats is then all zero, limits included. */
 TA_API ta_status ta_get_stats(ta_allocator *allocator, int device, ta_stats *stats);
