@@ -219,7 +219,10 @@ def _replay(options: argparse.Namespace) -> int:
         try:
             (row,) = traces.replay(file, limit=limit, limit_ratio=options.limit_ratio)
         except (OSError, ValueError, RuntimeError) as error:
-            print(f"torcharena: {error}", file=sys.stderr)
+            said = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                said = f"{file}: {error.strerror}"
+            print(f"torcharena: {said}", file=sys.stderr)
             failed = True
             continue
         rows.append(row)

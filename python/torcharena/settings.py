@@ -69,6 +69,25 @@ def page_bytes(value: sizes.Size | None, name: str = "page") -> int:
     return value.bytes
 
 
+def _slack(text: str, name: str) -> float:
+    try:
+        return slack_ratio(float(text), name)
+    except ValueError:
+        raise ValueError(
+            f"{name}={text!r}: no such ratio (accepted: a number from 1.0, such as 1.02)"
+        ) from None
+
+
+def slack_ratio(value: float | None, name: str = "slack") -> float:
+    """The ratio, 0.0 for the defaults. Raises ValueError: 1.0 or more, and finite."""
+    if value is None:
+        return 0.0
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not good or not 1.0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r}: a number from 1.0, such as 1.02")
+    return float(value)
+
+
 def _path(text: str, name: str) -> str:
     if not text:
         raise ValueError(
@@ -128,6 +147,14 @@ SETTINGS = (
         0,
         _page,
         "size of a page, a multiple of 2MiB (default 4MiB)",
+    ),
+    Setting(
+        "slack",
+        "TORCHARENA_SLACK",
+        0.0,
+        _slack,
+        "reserved over live peak at which idle pages are reused before new ones are made, "
+        "1.0 or more (default 1.02)",
     ),
     Setting(
         "log",

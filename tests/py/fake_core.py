@@ -162,8 +162,15 @@ class FakeCore(ModuleType):
     def library_path(self) -> str:
         return "libc.so.6"
 
-    def create(self, fallback: bool = False, page_bytes: int = 0) -> None:
-        self.calls.append(("create", fallback, page_bytes))
+    def create(
+        self,
+        fallback: bool = False,
+        page_bytes: int = 0,
+        grow_until: float = 0.0,
+        wait_above: float = 0.0,
+    ) -> None:
+        ratios = (grow_until, wait_above) if grow_until or wait_above else ()
+        self.calls.append(("create", fallback, page_bytes, *ratios))
         self.is_created = True
 
     def created(self) -> bool:

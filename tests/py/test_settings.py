@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from torcharena import _autoload, conf, loading, settings, sizes
@@ -19,6 +21,7 @@ def test_every_variable_is_read() -> None:
             "TORCHARENA_STRICT": "0",
             "TORCHARENA_RECORD": "x.trace.xz",
             "TORCHARENA_PAGE": "8MiB",
+            "TORCHARENA_SLACK": "1.02",
             "TORCHARENA_LOG": "info",
             "PATH": "/bin",
         }
@@ -30,6 +33,7 @@ def test_every_variable_is_read() -> None:
         "strict": False,
         "record": "x.trace.xz",
         "page": 8 << 20,
+        "slack": 1.02,
         "log": "INFO",
     }
     assert set(found) == {setting.name for setting in settings.SETTINGS}
@@ -62,6 +66,10 @@ def test_the_nearest_name_is_offered() -> None:
         ("TORCHARENA_RECORD", ""),
         ("TORCHARENA_PAGE", "3MiB"),
         ("TORCHARENA_PAGE", "50%"),
+        ("TORCHARENA_SLACK", ""),
+        ("TORCHARENA_SLACK", "0.99"),
+        ("TORCHARENA_SLACK", "nan"),
+        ("TORCHARENA_SLACK", "2%"),
         ("TORCHARENA_LOG", "loud"),
     ],
 )
@@ -70,6 +78,14 @@ def test_a_value_that_makes_no_sense_names_variable_and_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=variable):
         settings.from_environment({variable: text})
+
+
+def test_the_default_slack_is_the_librarys() -> None:
+    source = Path(__file__).parents[2] / "csrc" / "core" / "pages.c"
+    (setting,) = (s for s in settings.SETTINGS if s.name == "slack")
+    for name in ("GROW_UNTIL", "WAIT_ABOVE"):
+        (value,) = re.findall(rf"#define {name} ([0-9.]+)", source.read_text())
+        assert f"(default {value})" in setting.meaning
 
 
 def test_the_table_shows_every_variable() -> None:
