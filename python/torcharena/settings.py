@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import sizes
 
-__all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "on", "table", "unknown"]
+__all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "markdown", "on", "table", "unknown"]
 
 PREFIX = "TORCHARENA_"
 # Belong to the simulated machine and to tests; each is read where it is used.
@@ -29,11 +30,13 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. ``read`` turns the variable's text into a value or raises ValueError."""
+    """One setting. ``read`` turns the variable's text into a value or raises ValueError;
+    ``usual`` is the default in words."""
 
     name: str
     variable: str
     default: Any
+    usual: str
     read: Callable[[str, str], Any]
     meaning: str
 
@@ -110,6 +113,7 @@ SETTINGS = (
         "enable",
         "TORCHARENA_ENABLE",
         False,
+        "0",
         _flag,
         "1: `import torch` installs the arena, with no line of code",
     ),
@@ -117,6 +121,7 @@ SETTINGS = (
         "limit",
         "TORCHARENA_LIMIT",
         None,
+        "none",
         _size,
         "the cap on each device (16GiB, 80%); the CUDA context comes on top",
     ),
@@ -124,6 +129,7 @@ SETTINGS = (
         "fallback",
         "TORCHARENA_FALLBACK",
         False,
+        "0",
         _flag,
         "1: without virtual memory management take plain driver allocations",
     ),
@@ -131,6 +137,7 @@ SETTINGS = (
         "strict",
         "TORCHARENA_STRICT",
         False,
+        "0",
         _flag,
         "1: a setting that another clamps is an error, not a warning",
     ),
@@ -138,6 +145,7 @@ SETTINGS = (
         "record",
         "TORCHARENA_RECORD",
         None,
+        "none",
         _path,
         "a file for the trace of all allocations (x.trace.xz)",
     ),
@@ -145,21 +153,24 @@ SETTINGS = (
         "page",
         "TORCHARENA_PAGE",
         0,
+        "4MiB",
         _page,
-        "size of a page, a multiple of 2MiB (default 4MiB)",
+        "size of a page, a multiple of 2MiB up to 1GiB",
     ),
     Setting(
         "slack",
         "TORCHARENA_SLACK",
         0.0,
+        "1.02",
         _slack,
         "reserved over live peak at which idle pages are reused before new ones are made, "
-        "1.0 or more (default 1.02)",
+        "1.0 or more",
     ),
     Setting(
         "log",
         "TORCHARENA_LOG",
         None,
+        "nothing",
         _level,
         "info: print what is logged to standard error (debug, info, warning, error)",
     ),
@@ -203,6 +214,22 @@ def on(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def table() -> str:
-    """The settings as lines of text, for ``torcharena doctor`` and the documentation."""
+    """The settings as lines of text, for ``torcharena --help``."""
     width = max(len(setting.variable) for setting in SETTINGS)
-    return "\n".join(f"{s.variable:<{width}}  {s.meaning}" for s in SETTINGS)
+    lines = []
+    for setting in SETTINGS:
+        head = setting.variable
+        for part in textwrap.wrap(f"{setting.meaning}; default {setting.usual}", 76 - width):
+            lines.append(f"{head:<{width}}  {part}")
+            head = ""
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """The same as a table in Markdown, which docs/settings.md has."""
+    rows = [
+        f"| `{s.name}` | `{s.variable}` | {s.usual} | {s.meaning} |" for s in SETTINGS
+    ]
+    return "\n".join(
+        ["| setting | variable | default | meaning |", "|---|---|---|---|", *rows]
+    )

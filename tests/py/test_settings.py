@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torcharena
+from fake_core import FakeCore
 from torcharena import _autoload, conf, loading, settings, sizes
 
 
@@ -85,12 +88,36 @@ def test_the_default_slack_is_the_librarys() -> None:
     (setting,) = (s for s in settings.SETTINGS if s.name == "slack")
     for name in ("GROW_UNTIL", "WAIT_ABOVE"):
         (value,) = re.findall(rf"#define {name} ([0-9.]+)", source.read_text())
-        assert f"(default {value})" in setting.meaning
+        assert value == setting.usual
 
 
 def test_the_table_shows_every_variable() -> None:
-    shown = settings.table()
-    assert all(s.variable in shown and s.meaning in shown for s in settings.SETTINGS)
+    shown = " ".join(settings.table().split())
+    for setting in settings.SETTINGS:
+        assert f"{setting.variable} {setting.meaning}; default {setting.usual}" in shown
+    assert max(map(len, settings.table().splitlines())) <= 78
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_documentation_has_the_table_as_it_is() -> None:
+    """After a change paste what `python -c 'from torcharena import settings;
+    print(settings.markdown())'` prints into docs/settings.md."""
+    assert f"\n{settings.markdown()}\n" in (DOCS / "settings.md").read_text()
+
+
+def test_what_enable_takes_are_settings() -> None:
+    given = set(inspect.signature(torcharena.enable).parameters) - {"spill"}
+    assert given == {s.name for s in settings.SETTINGS} - {"enable", "log"}
+
+
+def test_the_documentation_has_every_public_name(arena: FakeCore) -> None:
+    text = (DOCS / "api.md").read_text()
+    for name in set(torcharena.__all__) - {"__version__"}:
+        assert f"`{name}" in text, name
+    for key in torcharena.memory_stats(0):
+        assert f"`{key.removesuffix('.peak').split('.')[0]}" in text, key
 
 
 # --- PYTORCH_ALLOC_CONF --------------------------------------------------------------------
