@@ -122,7 +122,7 @@ def _size(text: str) -> sizes.Size | None:
     try:
         return sizes.parse(text, in_code=False)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("size=")) from None
 
 
 def _ratio(text: str) -> float:

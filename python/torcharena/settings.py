@@ -187,8 +187,10 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
             continue
         if variable.startswith(_OTHERS):
             continue
-        close = difflib.get_close_matches(variable, _BY_VARIABLE, n=1)
-        said.append(variable + (f" (do you mean {close[0]}?)" if close else ""))
+        # What all of them begin with would make them all alike.
+        names = [s.variable.removeprefix(PREFIX) for s in SETTINGS]
+        close = difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)
+        said.append(variable + (f" (do you mean {PREFIX}{close[0]}?)" if close else ""))
     return said
 
 
@@ -198,8 +200,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     Raises ValueError for a value that makes no sense and for a variable that nobody knows."""
     environ = os.environ if environ is None else environ
     if strangers := unknown(environ):
-        known = ", ".join(setting.variable for setting in SETTINGS)
-        raise ValueError(f"unknown setting {', '.join(strangers)}; there are {known}")
+        text = f"unknown setting {', '.join(strangers)}"
+        if not all(stranger.endswith(")") for stranger in strangers):
+            text += f"; there are {', '.join(_BY_VARIABLE)}"
+        raise ValueError(text)
     return {
         setting.name: setting.read(environ[setting.variable], setting.variable)
         for setting in SETTINGS

@@ -184,6 +184,7 @@ ELSEWHERE = {  # in other cases of this file
     "CUDAPluggableAllocator",
     "change_current_allocator",
     "MemPool",
+    "MemPoolContext",  # torch 2.7
     "use_mem_pool",
 }
 
@@ -486,8 +487,11 @@ def pools() -> None:
     other = torch.cuda.MemPool()
     assert pool.id != other.id
     outside = empty(5 * MIB)
+    context = getattr(memory, "MemPoolContext", None)
     with torch.cuda.use_mem_pool(pool):
         inside = empty(5 * MIB)
+        assert context is None or context.active_pool() is pool
+    assert context is None or context.active_pool() is None
     after = empty(5 * MIB)
     (segment,) = pool.snapshot()
     assert tuple(segment["segment_pool_id"]) == pool.id

@@ -56,6 +56,7 @@ def test_the_nearest_name_is_offered() -> None:
     assert settings.unknown({"TORCHARENA_LIMT": ""}) == [
         "TORCHARENA_LIMT (do you mean TORCHARENA_LIMIT?)"
     ]
+    assert settings.unknown({"TORCHARENA_X": ""}) == ["TORCHARENA_X"]
     assert settings.unknown({"TORCHARENA_SIM_DIR": "/x", "TORCH_X": ""}) == []
 
 
@@ -185,6 +186,32 @@ def test_the_entry_point_does_nothing_unless_asked(
     monkeypatch.setenv("TORCHARENA_ENABLE", "1")
     with pytest.raises(AssertionError, match="without being asked"):
         _autoload.load()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("TORCHARENA_LIMIT", "1GB", "TORCHARENA_LIMIT='1GB': write 1GiB"),
+        ("TORCHARENA_LIMT", "1GiB", "do you mean TORCHARENA_LIMIT?"),
+        ("TORCHARENA_ENABLE", "maybe", "TORCHARENA_ENABLE='maybe'"),
+    ],
+)
+def test_why_it_is_not_enabled_is_the_last_line(
+    variable: str, text: str, said: str
+) -> None:
+    program = (
+        "import os\n"
+        "from torcharena import _autoload\n"
+        f"os.environ.update({{'TORCHARENA_ENABLE': '1', {variable!r}: {text!r}}})\n"
+        "try:\n"
+        "    _autoload.load()\n"
+        "except Exception as error:\n"
+        "    raise RuntimeError('as torch has it: try without') from error\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("torcharena: not enabled: ") and said in last
 
 
 def test_the_entry_point_names_a_misspelt_variable(
