@@ -44,7 +44,7 @@ def run_loop(
     allocator: str,
     steps: int | None,
     limit: str | None,
-    slack: float | None = None,
+    slack: float | None,
 ) -> dict[str, Any]:
     """One training run in this process; its figures."""
     if allocator == "arena":
@@ -220,9 +220,10 @@ def compare(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             }
             for key in good[0]["driver_calls"][0]
         }
-        seconds = [step.get("slow_seconds") for run in good for step in late_calls(run)]
-        if None not in seconds:
-            row["arena_ms"] = 1e3 * statistics.mean(seconds)
+        if allocator == "arena":
+            row["arena_ms"] = 1e3 * statistics.mean(
+                step["slow_seconds"] for run in good for step in late_calls(run)
+            )
         row["loss_spread"] = spread([run["losses"] for run in good])
         if allocator == "native" or len(native) != len(good):
             continue
@@ -355,9 +356,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 where a run failed."""
     options = parse(arguments)
     if options.child:
-        result = run_loop(
-            *options.child, options.steps, options.limit, slack=options.slack
-        )
+        name, allocator = options.child
+        result = run_loop(name, allocator, options.steps, options.limit, options.slack)
         print(RESULT + json.dumps(result), flush=True)
         return 0
     loops: list[dict[str, Any]] = []

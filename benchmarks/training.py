@@ -89,7 +89,7 @@ def bert_amp(mark: Mark, steps: int = 40) -> Iterator[float]:
 
 def resnet50_multiscale(mark: Mark, steps: int = 24) -> Iterator[float]:
     """ResNet-50, bf16 autocast, SGD with momentum, batch 64, image side 192 to 448."""
-    import torchvision  # type: ignore[import-untyped]
+    import torchvision
 
     model = torchvision.models.resnet50().cuda().train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)

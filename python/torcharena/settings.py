@@ -16,7 +16,16 @@ from typing import Any
 
 from . import sizes
 
-__all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "markdown", "on", "table", "unknown"]
+__all__ = [
+    "PREFIX",
+    "SETTINGS",
+    "Setting",
+    "from_environment",
+    "markdown",
+    "on",
+    "table",
+    "unknown",
+]
 
 PREFIX = "TORCHARENA_"
 # Belong to the simulated machine and to tests; each is read where it is used.
@@ -223,7 +232,9 @@ def table() -> str:
     lines = []
     for setting in SETTINGS:
         head = setting.variable
-        for part in textwrap.wrap(f"{setting.meaning}; default {setting.usual}", 76 - width):
+        for part in textwrap.wrap(
+            f"{setting.meaning}; default {setting.usual}", 76 - width
+        ):
             lines.append(f"{head:<{width}}  {part}")
             head = ""
     return "\n".join(lines)

@@ -71,11 +71,19 @@ def _reserved(raw: Mapping[str, Any]) -> tuple[Sequence[int], ...]:
     do not add up over the pools. A pool's peak is the highest that is known to have been."""
     everything, small = raw["reserved"], raw["mapped"][_SMALL]
     now = everything[0] - small[0]
-    peak = min(max(now, raw["mapped"][_LARGE][1], everything[1] - small[1]), everything[1])
-    return everything, small, (now, peak, everything[2] + small[3], everything[3] + small[2])
+    peak = min(
+        max(now, raw["mapped"][_LARGE][1], everything[1] - small[1]), everything[1]
+    )
+    return (
+        everything,
+        small,
+        (now, peak, everything[2] + small[3], everything[3] + small[2]),
+    )
 
 
-def _by_private_pools(segments: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], Any]:
+def _by_private_pools(
+    segments: Iterable[Mapping[str, Any]],
+) -> dict[tuple[int, int], Any]:
     """What each graph pool holds now, by its id. Of each only the present is known, which
     stands for the peak and for what was allocated too."""
     sums: dict[tuple[int, int], list[int]] = {}
@@ -86,7 +94,8 @@ def _by_private_pools(segments: Iterable[Mapping[str, Any]]) -> dict[tuple[int, 
             sizes[_ALL] += segment["size"]
             sizes[_SMALL if segment["small"] else _LARGE] += segment["size"]
     return {
-        pool: _three([_only(size) for size in sizes]) for pool, sizes in sorted(sums.items())
+        pool: _three([_only(size) for size in sizes])
+        for pool, sizes in sorted(sums.items())
     }
 
 

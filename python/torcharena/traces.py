@@ -117,7 +117,7 @@ def _replay(
             raise TraceError(path, error.args[0], error.args[1]) from None
         raise
     result: dict[str, Any] = {"trace": path, **figures}
-    wanted = (*KEYS, "step_median", "step_max")
+    wanted = [*KEYS, "step_median", "step_max"]
     if result["oom"]:
-        wanted += ("oom_event", "oom_text")
+        wanted += ["oom_event", "oom_text"]
     return {key: result[key] for key in wanted}

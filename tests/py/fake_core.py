@@ -218,7 +218,11 @@ class FakeCore(ModuleType):
         }
         found |= {name: gauge.tuple() for name, gauge in device.sums.items()}
         partly = device.sums["reserved"].current - device.gauges["active"]["all"].current
-        split = [size for size, pages, _ in device.blocks.values() if size <= pages * PAGE - 512]
+        split = [
+            size
+            for size, pages, _ in device.blocks.values()
+            if size <= pages * PAGE - 512
+        ]
         small = sum(size <= SMALL_MAX for size in split)
         holes = (len(split), small, len(split) - small)
         found |= {

@@ -116,7 +116,12 @@ def test_a_run_that_failed_is_shown() -> None:
 
 def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert loops.parse(["--loops", "moe,bert_amp"]).loops == ["moe", "bert_amp"]
-    for wrong in (["--loops", "nix"], ["--allocators", "nix"], ["--steps", "1"], ["--slack", "0.9"]):
+    for wrong in (
+        ["--loops", "nix"],
+        ["--allocators", "nix"],
+        ["--steps", "1"],
+        ["--slack", "0.9"],
+    ):
         with pytest.raises(SystemExit):
             loops.parse(wrong)
     assert "nix: not one of" in capsys.readouterr().err

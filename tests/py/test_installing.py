@@ -227,7 +227,7 @@ def test_slack_reaches_the_library(
 ) -> None:
     monkeypatch.setenv("TORCHARENA_SLACK", "1.5")
     torcharena.enable(slack=1.02)
-    with pytest.raises(RuntimeError, match="slack=1.02.*slack=1.1"):
+    with pytest.raises(RuntimeError, match=r"slack=1\.02.*slack=1\.1"):
         torcharena.enable(slack=1.1)
     torch_.bring_up_cuda()
     assert ("create", False, 0, 1.02, 1.02) in fake.calls
