@@ -79,7 +79,7 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         ta_idle_chunk idle = find(d);
         if (!idle.chunk) break;
         ta_stream_state *stream = idle.arena->stream;
-        ta_stream_mark(d, stream, idle.tick);
+        ta_stream_remark(d, stream, idle.tick);
         ta_stream_poll(d, stream);
         if (stream->passed > idle.tick)
             status = release(d, &idle, released);
