@@ -36,10 +36,10 @@ const char *ta_status_text(ta_status status)
 }
 
 /* The kernel wipes the page in a child, however it was forked, with no handler of ours. */
-static volatile unsigned char *make_alive(void)
+static _Atomic unsigned char *make_alive(void)
 {
     size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    unsigned char *page =
+    _Atomic unsigned char *page =
         mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return NULL;
     if (madvise(page, size, MADV_WIPEONFORK)) {
@@ -65,7 +65,7 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
     a->alive = make_alive();
     if (lookup == MAP_FAILED || !a->alive) {
         if (lookup != MAP_FAILED) munmap(lookup, bytes);
-        if (a->alive) munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+        if (a->alive) munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
         free(a);
         return TA_NO_HOST_MEMORY;
     }
@@ -94,15 +94,14 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
 
 static void destroy_device(ta_device *d)
 {
+    const ta_driver *driver = d->allocator->driver;
     uintptr_t saved[2];
-    bool entered =
-        !ta_forked(d->allocator) && atomic_load(&d->used) && !ta_enter(d, saved);
-    if (entered)
-        d->allocator->driver->device_wait(d->allocator->driver->self, d->ordinal);
-    if (entered) {
-        ta_pages_destroy(d);
-        ta_epoch_destroy(d);
-        ta_leave(d, saved);
+    if (atomic_load(&d->used) && !ta_forked(d->allocator)) {
+        bool reachable = ta_enter(d, saved) == TA_OK;
+        if (reachable) driver->device_wait(driver->self, d->ordinal);
+        ta_pages_destroy(d, reachable);
+        ta_epoch_destroy(d, reachable);
+        if (reachable) ta_leave(d, saved);
     }
     ta_pools_destroy(d);
     ta_arena_map_destroy(d);
@@ -118,7 +117,7 @@ void ta_allocator_destroy(ta_allocator *a)
     ta_lock_destroy(&a->plain_lock);
     free(a->plain);
     munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
-    munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+    munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
     free(a);
 }
 

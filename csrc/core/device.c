@@ -108,7 +108,7 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
         }
         if (!status) status = meet_peers(a, d);
         if (!status) {
-            *a->alive = 1;
+            atomic_store(a->alive, 1);
             atomic_store_explicit(&a->started, true, memory_order_release);
             if (d->plain)
                 atomic_store_explicit(&a->any_plain, true, memory_order_release);

@@ -219,7 +219,7 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
 }
 
-void ta_epoch_destroy(ta_device *d)
+void ta_epoch_destroy(ta_device *d, bool reachable)
 {
     const ta_driver *driver = d->allocator->driver;
     for (ta_stream_state *s = d->streams, *next; s; s = next) {
@@ -229,7 +229,7 @@ void ta_epoch_destroy(ta_device *d)
     }
     for (ta_mark_event *m = d->spare_marks, *next; m; m = next) {
         next = m->next;
-        if (m->event) driver->event_destroy(driver->self, m->event);
+        if (m->event && reachable) driver->event_destroy(driver->self, m->event);
         free(m);
     }
     d->streams = NULL;

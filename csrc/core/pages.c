@@ -437,20 +437,27 @@ static void unmap_all(ta_device *d, ta_chunk *c)
     }
 }
 
-void ta_pages_destroy(ta_device *d)
+/* All that the driver gave for the chunk. */
+static void give_up(ta_device *d, ta_chunk *c)
 {
     const ta_driver *driver = d->allocator->driver;
+    if (d->plain) {
+        driver->plain_free(driver->self, d->ordinal, c->addr);
+        return;
+    }
+    unmap_all(d, c);
+    if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
+}
+
+void ta_pages_destroy(ta_device *d, bool reachable)
+{
     for (ta_arena *a = d->arenas, *next; a; a = next) {
         next = a->next;
         for (ta_chunk *c = a->chunks, *after; c; c = after) {
             after = c->next;
             for (ta_block *b = c->first; b; b = b->next)
                 if (b->state != TA_FREE) ta_uses_free(b);
-            if (d->plain)
-                driver->plain_free(driver->self, d->ordinal, c->addr);
-            else
-                unmap_all(d, c);
-            if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
+            if (reachable) give_up(d, c);
             ta_chunk_retire(d, c);
         }
         ta_arena_destroy(a);
@@ -461,7 +468,7 @@ void ta_pages_destroy(ta_device *d)
         ta_arena_destroy(a);
         free(a);
     }
-    while (d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
+    while (reachable && d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
     free(d->ready.pages);
     for (ta_chunk *c = d->spare_chunks, *next; c; c = next) {
         next = c->next;

@@ -21,8 +21,9 @@ ta_status ta_pages_give_back(ta_device *device, uint64_t keep, bool wait,
 ta_status ta_addresses_add(ta_device *device, ta_arena *arena, uint64_t bytes);
 /* Gives ranges back that hold nothing. */
 void ta_addresses_trim(ta_device *device);
-/* Everything the driver gave is given back, whatever lies there. */
-void ta_pages_destroy(ta_device *device);
+/* Everything the driver gave is given back, whatever lies there, and the host's memory goes;
+ * that alone where the driver cannot be reached any more. */
+void ta_pages_destroy(ta_device *device, bool reachable);
 /* Bytes of pages held. */
 uint64_t ta_reserved(ta_device *device);
 /* The cap that holds. */

@@ -235,8 +235,8 @@ struct ta_device {
 struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
-    volatile unsigned char
-        *alive;                  /* 1 from the first device's use on, but 0 in a child */
+    /* 1 from the first device's use on, but 0 in a forked child */
+    _Atomic unsigned char *alive;
     atomic_bool started;         /* a device was used: here, or before a fork */
     _Atomic(ta_chunk *) *lookup; /* by address / TA_LOOKUP_BYTES */
     atomic_bool any_plain;       /* some device has no VMM */
@@ -264,7 +264,8 @@ struct ta_allocator {
 /* A child forked before any device was used is as good as its parent. */
 static inline bool ta_forked(const ta_allocator *a)
 {
-    return *a->alive == 0 && atomic_load_explicit(&a->started, memory_order_acquire);
+    return atomic_load_explicit(a->alive, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&a->started, memory_order_acquire);
 }
 static inline uint64_t ta_round_up(uint64_t n, uint64_t to)
 {

@@ -41,6 +41,7 @@ def watch() -> None:
     if REAL or _watched:
         return
     _watched = True
+    torch.cuda.init()  # the allocator is made with it
     core, gpu = libraries()
     core.ta_process_allocator.restype = ctypes.c_void_p
     gpu.ta_simcuda_machine.restype = ctypes.c_void_p
