@@ -106,8 +106,9 @@ static inline void world_use(world *w, const held *h, ta_stream stream, bool wri
     CHECK_EQ(ta_sim_launch(w->sim, h->device, stream, &range, 1, us), TA_OK);
 }
 
-/* What a block should hold: 64 bytes at the start of every 16 KiB, and its last bytes, told
- * apart by the serial. Needs a machine with backing. */
+/* What a block should hold: 64 bytes at the start of every 16 KiB (of every 256 KiB beyond
+ * the first MiB), and its last bytes, told apart by the serial. Needs a machine with
+ * backing, which is taken where it is touched. */
 static inline uint64_t world_word(const held *h, uint64_t offset)
 {
     uint64_t state = h->serial * 1000003u + offset;
@@ -116,7 +117,8 @@ static inline uint64_t world_word(const held *h, uint64_t offset)
 static inline void world_pattern(const held *h, bool write, bool *same)
 {
     *same = true;
-    for (uint64_t start = 0; start < h->size; start += 16 * KiB) {
+    for (uint64_t start = 0; start < h->size;
+         start += start < MiB ? 16 * KiB : 256 * KiB) {
         for (uint64_t at = start; at < start + 64 && at + 8 < h->size; at += 8) {
             uint64_t word = world_word(h, at), *p = (uint64_t *)(void *)(h->at + at);
             if (write)
