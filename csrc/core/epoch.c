@@ -72,6 +72,7 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
     tick = atomic_fetch_add(&d->tick, 1) + 1;
     ta_status status = ta_call_record(d, s->handle, &m->event);
     s->capturing = status == TA_NOT_READY;
+    s->foreign = status && status != TA_NOT_READY;
     if (status) {
         if (!move) spare_mark(d, m); /* else it stands for its old point as before */
         return status;
@@ -122,12 +123,18 @@ static void count_wait(ta_device *d, double since)
     ta_spin_drop(&d->counting);
 }
 
+static ta_status wait_for_device(ta_device *d, const ta_stream_state *s, uint64_t tick)
+{
+    ta_status status = ta_device_wait(d);
+    return !status && s->passed <= tick ? TA_NOT_READY : status;
+}
+
 ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
 {
     const ta_driver *driver = d->allocator->driver;
     ta_status status = ta_stream_remark(d, s, tick);
     if (status == TA_NOT_READY || status == TA_GONE) return status;
-    if (status) return ta_device_wait(d);
+    if (status) return wait_for_device(d, s, tick);
     if (s->passed > tick) return TA_OK;
     /* A handle of others may stand for another stream by now, so that a later mark says
      * nothing of an earlier one: one at a time, and the caller looks again. */
@@ -147,8 +154,36 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
         tick = m->tick;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
     }
-    if (status && status != TA_GONE) return ta_device_wait(d);
+    if (status && status != TA_GONE) return wait_for_device(d, s, tick);
     return status;
+}
+
+/* Every other device that is used is waited for, one after the other; false where one cannot
+ * be. None of their locks is held meanwhile, nor ours. */
+static bool wait_for_others(ta_device *d)
+{
+    ta_allocator *a = d->allocator;
+    const ta_driver *driver = a->driver;
+    bool all = true;
+    for (int i = 0; i < TA_MAX_DEVICES && all; i++) {
+        ta_device *other = &a->device[i];
+        uintptr_t saved[2];
+        if (other == d || !atomic_load(&other->used)) continue;
+        if (driver->enter(driver->self, i, saved)) return false;
+        ta_lock_take(&other->pages);
+        all = device_waitable(other);
+        other->device_waits += all;
+        ta_lock_drop(&other->pages);
+        if (all) {
+            all = driver->device_wait(driver->self, i) == TA_OK;
+            ta_lock_take(&other->pages);
+            other->device_waits--;
+            pthread_cond_broadcast(&other->pool_idle);
+            ta_lock_drop(&other->pages);
+        }
+        driver->leave(driver->self, i, saved);
+    }
+    return all;
 }
 
 ta_status ta_device_wait(ta_device *d)
@@ -157,15 +192,19 @@ ta_status ta_device_wait(ta_device *d)
     if (!device_waitable(d)) return TA_NOT_READY;
     double since = now_us();
     uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
+    bool foreign = false;
+    for (const ta_stream_state *s = d->streams; s; s = s->next) foreign |= s->foreign;
     d->device_waits++;
     ta_lock_drop(&d->pages);
     ta_status status = driver->device_wait(driver->self, d->ordinal);
+    bool others = foreign && !status && wait_for_others(d);
     ta_lock_take(&d->pages);
     d->device_waits--;
     pthread_cond_broadcast(&d->pool_idle);
     count_wait(d, since);
     if (status) return status;
     for (ta_stream_state *s = d->streams; s; s = s->next) {
+        if (s->foreign && !others) continue;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
         if (s->passed < tick) s->passed = tick;
         if (s->marked < tick) s->marked = tick;

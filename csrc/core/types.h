@@ -162,6 +162,7 @@ struct ta_stream_state {
     ta_stream handle;
     bool owned;
     bool capturing;  /* it was when last marked */
+    bool foreign;    /* it could not be marked: perhaps it is another device's */
     uint64_t passed; /* what was freed at a lower tick is no longer used here */
     uint64_t marked; /* tick of the newest mark:  passed <= marked */
     ta_mark_event *first, *last;

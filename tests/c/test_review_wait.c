@@ -266,6 +266,29 @@ TEST(event_that_cannot_be_waited_for)
     world_close(&w);
 }
 
+/* A stream of another device uses a block: it cannot be marked by an event of the block's
+ * device, and waiting for that device is not waiting for it. */
+TEST(recorded_for_a_stream_of_another_device)
+{
+    world w;
+    ta_sim_config config = {.devices = 2, .memory = 64 * MiB, .seed = 3};
+    held a, b, there;
+    world_open(&w, &config, 2);
+    CHECK_EQ(world_alloc(&w, &there, 512, 1, w.stream[1][1]), TA_OK);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 16 * MiB), TA_OK);
+    get(&w, &a, 1, 50);
+    CHECK_EQ(ta_sim_stream_wait(w.sim, 0, w.stream[0][1]), TA_OK);
+    ta_sim_range range = {(uint64_t)(uintptr_t)a.at, a.size, false};
+    CHECK_EQ(ta_sim_launch(w.sim, 1, w.stream[1][1], &range, 1, 9000), TA_OK);
+    CHECK_EQ(ta_record_stream(w.allocator, a.at, w.stream[1][1]), TA_OK);
+    put(&w, &a);
+    get(&w, &b, 1, 50);
+    world_check(&w);
+    put(&w, &b);
+    CHECK_EQ(ta_free(w.allocator, there.at), TA_OK);
+    world_close(&w);
+}
+
 /* --- a filter that throws ------------------------------------------------------------- */
 static jmp_buf out;
 static bool throwing(void *context, ta_stream stream)
