@@ -400,7 +400,11 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         status = TA_OK;
     }
     if (d->plain) {
-        status = ta_plain_give_back(d, keep, wait, released);
+        do {
+            status = ta_plain_give_back(d, keep, wait, released);
+            if (status || !wait || ta_reserved(d) <= keep) break;
+            status = wait_pending(d, start);
+        } while (!status);
         return status == TA_NOT_READY ? TA_OK : status;
     }
     while (ta_reserved(d) > keep) {

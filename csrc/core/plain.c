@@ -113,9 +113,9 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
             size = *short_by = least;
             continue;
         }
-        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true,
+        status = ta_pages_give_back(d, held > limit - size ? limit - size : 0, true,
                                     &released);
-        if (status && status != TA_NOT_READY) return status;
+        if (status) return status;
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);
