@@ -278,9 +278,9 @@ def g5(how: str) -> None:
         graph.replay()
         globals()["graph"] = graph
     elif how == "deleted":
-        from torcharena import installing
+        from torcharena import state
 
-        installing._state.allocator = None
+        state.current.allocator = None
         gc.collect()
         kept.append(torch.ones(MIB, device="cuda"))
     globals()["kept"] = kept
