@@ -95,7 +95,8 @@ TEST(random_with_failures)
     for (int i = 0; i < STEPS; i++) {
         held *h = &slot[world_random(&random) % SLOTS];
         if (world_random(&random) % 16 == 0)
-            ta_sim_fail(w.sim, TA_SIM_CALL_COUNT, world_between(&random, 1, 8), 1, TA_DRIVER);
+            ta_sim_fail(w.sim, TA_SIM_CALL_COUNT, world_between(&random, 1, 8), 1,
+                        TA_DRIVER);
         if (h->at) {
             CHECK(world_kept(h));
             if (world_random(&random) % 4 == 0)

@@ -11,13 +11,13 @@
 
 static struct {
     const ta_driver *sim;
-    int not_ready;        /* so many queries say that nothing is passed */
-    int until_take;       /* at this query another thread takes what it can */
+    int not_ready;  /* so many queries say that nothing is passed */
+    int until_take; /* at this query another thread takes what it can */
     ta_stream taker;
     held taken;
     world *w;
     bool fail_access, fail_unmap, fail_wait;
-    ta_stream dead;       /* destroyed: naming it is undefined */
+    ta_stream dead; /* destroyed: naming it is undefined */
     int named_dead;
 } hook;
 
@@ -97,7 +97,10 @@ static void get(world *w, held *h, int stream, double us)
     CHECK_EQ(world_alloc(w, h, 16 * MiB, 0, w->stream[0][stream]), TA_OK);
     world_use(w, h, h->stream, true, us);
 }
-static void put(world *w, const held *h) { CHECK_EQ(ta_free(w->allocator, h->at), TA_OK); }
+static void put(world *w, const held *h)
+{
+    CHECK_EQ(ta_free(w->allocator, h->at), TA_OK);
+}
 
 /* The longest idle memory is a capturing stream's: the next is waited for. */
 TEST(idle_of_a_capturing_stream_hides_no_other)
