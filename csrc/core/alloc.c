@@ -215,6 +215,9 @@ ta_status ta_free(ta_allocator *a, void *ptr)
     ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
     bool ours = b && b->state == TA_LIVE,
          record = ours && (b->uses || !arena->stream->owned);
+    /* Told before anything is recorded and before the tick is read: what others queue after
+     * an event of ours then comes after the FREE. */
+    if (ours) ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
     if (record)
         b->state = TA_HELD; /* nobody else may free it meanwhile */
     else if (ours)
