@@ -108,8 +108,10 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     d->stats.slow_allocs++;
     ta_spin_drop(&d->counting);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
-    if (status == TA_OUT_OF_MEMORY && !d->plain)
+    if (status == TA_OUT_OF_MEMORY && !d->plain) {
+        for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
         status = attempt(d, arena, bytes, size, true, ptr, &short_by);
+    }
     if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
     return status;
 }
@@ -215,6 +217,9 @@ ta_status ta_free(ta_allocator *a, void *ptr)
     ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
     bool ours = b && b->state == TA_LIVE,
          record = ours && (b->uses || !arena->stream->owned);
+    /* Told before anything is recorded and before the tick is read: what others queue after
+     * an event of ours then comes after the FREE. */
+    if (ours) ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
     if (record)
         b->state = TA_HELD; /* nobody else may free it meanwhile */
     else if (ours)

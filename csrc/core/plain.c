@@ -80,7 +80,7 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         ta_idle_chunk idle = find(d);
         if (!idle.chunk) break;
         ta_stream_state *stream = idle.arena->stream;
-        ta_stream_mark(d, stream, idle.tick);
+        ta_stream_remark(d, stream, idle.tick);
         ta_stream_poll(d, stream);
         if (stream->passed > idle.tick)
             status = release(d, &idle, released);
@@ -114,9 +114,9 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
             size = *short_by = least;
             continue;
         }
-        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true,
+        status = ta_pages_give_back(d, held > limit - size ? limit - size : 0, true,
                                     &released);
-        if (status && status != TA_NOT_READY) return status;
+        if (status) return status;
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);

@@ -161,6 +161,8 @@ struct ta_stream_state {
     ta_stream_state *next;
     ta_stream handle;
     bool owned;
+    bool capturing;  /* it was when last marked */
+    bool foreign;    /* it could not be marked: perhaps it is another device's */
     uint64_t passed; /* what was freed at a lower tick is no longer used here */
     uint64_t marked; /* tick of the newest mark:  passed <= marked */
     ta_mark_event *first, *last;
@@ -214,6 +216,7 @@ struct ta_device {
     ta_stream_state *streams;
     ta_pool *pools;
     ta_open_pool *open;
+    ta_open_pool *lost; /* ended, with a call to the filter that never returned */
     atomic_int open_count;
     _Atomic uint64_t tick;
     uint64_t device_passed; /* what was released before this tick no replay uses */

@@ -127,7 +127,7 @@ typedef bool ta_pool_filter(void *context, ta_stream stream);
 TA_API ta_status ta_pool_begin(ta_allocator *allocator, int device, ta_pool_id id,
                                ta_pool_filter *filter, void *context);
 /* *context gets the filter's context back, for its owner to destroy; no call to the filter
- * is under way any more. */
+ * is under way any more; NULL where one has not come back in a second, as one that threw. */
 TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
                              void **context);
 /* Once for every begin. After the last, the pool's memory becomes ordinary idle memory when
