@@ -43,18 +43,12 @@ def start_all(request: Any, program: str) -> Started:
     """Starts the chosen tests' cases, each in its process, some at a time: most of a case is
     loading torch. A module's tests are parametrized by ``name``, the case with its arguments,
     separated by spaces. Only for cases that leave most of the GPU's memory to others."""
-    names = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.module is request.module and "name" in getattr(item, "callspec", _None).params
-    ]
+    mine = [item for item in request.session.items if item.module is request.module]
+    chosen = [item.callspec.params for item in mine if hasattr(item, "callspec")]
+    names = [params["name"] for params in chosen if "name" in params]
     pool = ThreadPoolExecutor(max(1, min(5, len(os.sched_getaffinity(0)) // 2)))
     request.addfinalizer(lambda: pool.shutdown(cancel_futures=True))
     return {
         name: pool.submit(run_case, *name.split(), program=program, timeout=150)
         for name in names
     }
-
-
-class _None:
-    params: dict[str, str] = {}

@@ -56,16 +56,18 @@ def end_atexit() -> None:
 
 
 def end_sys_exit() -> None:
-    """sys.exit with a daemon thread that never stops allocating."""
+    """sys.exit while another thread still allocates, and finishes after it."""
     torcharena.enable()
     torch.ones(1, device="cuda")
 
     def work() -> None:
-        while True:
+        stop = time.monotonic() + 0.6
+        while time.monotonic() < stop:
             torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+        globals()["kept"] = torch.ones(MIB, device="cuda")
 
-    threading.Thread(target=work, daemon=True).start()
-    time.sleep(0.3)
+    threading.Thread(target=work).start()
+    time.sleep(0.2)
     sys.exit(0)
 
 
@@ -148,7 +150,7 @@ def spawned() -> None:
     """Spawned children have allocators, and caps, of their own."""
     torcharena.enable()
     kept = torch.ones(MIB, device="cuda")
-    torch.multiprocessing.spawn(child_trains, ("512MiB",), nprocs=2)
+    torch.multiprocessing.spawn(child_trains, ("512MiB",), nprocs=2 if REAL else 1)
     sums_to(kept, MIB)
     assert torcharena.limit() is None
     assert_sound()
@@ -171,6 +173,11 @@ def through_a_queue() -> None:  # G10
 
 
 # --- out of memory -------------------------------------------------------------------------
+def full(size: int, value: int) -> torch.Tensor:
+    """``size`` bytes, each with the value."""
+    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
+
+
 def train(model: Any, steps: int, batch: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
@@ -280,7 +287,7 @@ def oom_threads() -> None:
                     held = []
                     try:
                         for size in range(1, 14):
-                            held.append(torch.full((size * MIB,), number, dtype=torch.uint8, device="cuda"))
+                            held.append(full(size * MIB, number))
                         counts[0] += 1
                     except torch.OutOfMemoryError:
                         counts[1] += 1
@@ -327,12 +334,7 @@ def g7() -> None:
     before = used_bytes()
     torcharena.enable(limit="2GiB")
     held = []
-    refused(
-        lambda: [
-            held.append(torch.full((32 * MIB,), 1, dtype=torch.uint8, device="cuda"))
-            for _ in range(100)
-        ]
-    )
+    refused(lambda: [held.append(full(32 * MIB, 1)) for _ in range(100)])
     torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() == 2 * GIB == torcharena.limit()
     excess = used_bytes() - before - 2 * GIB
