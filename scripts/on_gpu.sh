@@ -72,7 +72,7 @@ for n in range(torch.cuda.device_count()):
 END
 say "$(cat "$folder/machine.txt")"
 
-# The process that counts stopped tests leaves a line for each in the log.
+# Tests: name, seconds, arguments of pytest. Each failure has its reason in the log.
 tests() {
     part "$1" "$2" "$python" -m pytest -q -rsfE --durations=8 -p no:cacheprovider \
         --junitxml="$folder/$1.xml" "${@:3}"
