@@ -92,7 +92,9 @@ def figures(values: list[float]) -> dict[str, float]:
 def processor() -> str:
     try:
         with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if "model name" in line]
+            names = [
+                line.split(":", 1)[1].strip() for line in file if "model name" in line
+            ]
     except OSError:
         names = []
     return names[0] if names else platform.machine()

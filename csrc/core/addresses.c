@@ -39,7 +39,7 @@ void ta_addresses_trim(ta_device *d)
         for (ta_chunk *c = a->chunks, *next; c; c = next) {
             next = c->next;
             if (!ta_chunk_empty(c) || ta_call_unreserve(d, c->addr, c->size)) continue;
-            ta_lookup_set(d->allocator, c, NULL);
+            ta_lookup_clear(d, c);
             count_addresses(d, c->size, false);
             ta_arena_drop_chunk(a, c);
             ta_chunk_retire(d, c);
@@ -56,7 +56,8 @@ ta_status ta_addresses_add(ta_device *d, ta_arena *arena, uint64_t bytes)
     uint64_t least = ta_round_up(bytes, TA_LOOKUP_BYTES), addr;
     uint64_t size = arena->next_chunk_bytes;
     if (!size)
-        size = arena->small ? TA_LOOKUP_BYTES : ta_round_up(d->total / 64, TA_LOOKUP_BYTES);
+        size =
+            arena->small ? TA_LOOKUP_BYTES : ta_round_up(d->total / 64, TA_LOOKUP_BYTES);
     uint64_t next = size < d->total / 8 ? size * 2 : size;
     if (size < least) size = least;
     if (d->addresses + size > d->address_bound) {
@@ -81,7 +82,7 @@ ta_status ta_addresses_add(ta_device *d, ta_arena *arena, uint64_t bytes)
         ta_call_unreserve(d, addr, size);
         return status ? status : TA_NO_HOST_MEMORY;
     }
-    ta_lookup_set(d->allocator, c, c);
+    ta_lookup_set(d, c);
     count_addresses(d, size, true);
     arena->next_chunk_bytes = next;
     return TA_OK;

@@ -23,10 +23,9 @@ ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t 
 void ta_arena_cut(ta_arena *arena, ta_block *block, uint64_t addr, uint64_t size);
 /* A live or held block becomes part of a hole; its slots may have no pages. Stocked before. */
 void ta_arena_give(ta_arena *arena, ta_block *block, uint64_t tick);
-/* Adds a chunk, all of it one hole without pages (`mapped`: with all its pages). Stocked
- * before. */
+/* Adds a chunk, all of it one hole, with the pages that it has. Stocked before. */
 void ta_arena_add_chunk(ta_arena *arena, ta_chunk *chunk, uint64_t tick);
-/* Forgets a chunk that is one hole without pages. */
+/* Forgets a chunk that is one hole; its pages are the caller's. */
 void ta_arena_drop_chunk(ta_arena *arena, ta_chunk *chunk);
 bool ta_chunk_empty(const ta_chunk *chunk);
 /* Unmaps up to `max` idle pages, longest idle first, of those that became idle before tick

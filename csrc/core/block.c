@@ -38,7 +38,8 @@ void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
     b->state = TA_PENDING;
     b->pending_next = NULL;
     b->pending_prev = arena->pending_last;
-    *(arena->pending_last ? &arena->pending_last->pending_next : &arena->pending_first) = b;
+    *(arena->pending_last ? &arena->pending_last->pending_next : &arena->pending_first) =
+        b;
     arena->pending_last = b;
 }
 

@@ -26,8 +26,12 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
         device->spare_chunks = c;
         return NULL;
     }
-    *c = (ta_chunk){.addr = addr, .size = size, .page_bytes = page_bytes, .pages = pages,
-                    .mapped = mapped, .slots = slots,
+    *c = (ta_chunk){.addr = addr,
+                    .size = size,
+                    .page_bytes = page_bytes,
+                    .pages = pages,
+                    .mapped = mapped,
+                    .slots = slots,
                     .shift = (unsigned)__builtin_ctzll(page_bytes)};
     return c;
 }
@@ -72,15 +76,87 @@ ta_handle ta_chunk_clear(ta_chunk *c, uint32_t slot)
     return page;
 }
 
-void ta_lookup_set(ta_allocator *a, const ta_chunk *c, ta_chunk *value)
+/* Plain chunks lie anywhere, so they stand in an array by address: how many start at or below
+ * `addr`. `plain_lock` held. */
+static size_t plain_below(const ta_allocator *a, uint64_t addr)
 {
-    for (uint64_t at = c->addr; at < c->addr + c->size; at += TA_LOOKUP_BYTES)
-        atomic_store_explicit(&a->lookup[at >> TA_LOOKUP_SHIFT], value, memory_order_release);
+    size_t low = 0, high = a->plain_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (a->plain[middle]->addr <= addr)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
-ta_chunk *ta_lookup(const ta_allocator *a, uint64_t addr)
+static bool plain_insert(ta_allocator *a, ta_chunk *c)
+{
+    bool room = true;
+    ta_lock_take(&a->plain_lock);
+    if (a->plain_count == a->plain_capacity) {
+        size_t capacity = a->plain_capacity ? a->plain_capacity * 2 : 64;
+        ta_chunk **more = realloc(a->plain, capacity * sizeof *more);
+        room = more != NULL;
+        if (room) {
+            a->plain = more;
+            a->plain_capacity = capacity;
+        }
+    }
+    if (room) {
+        size_t at = plain_below(a, c->addr);
+        memmove(a->plain + at + 1, a->plain + at,
+                (a->plain_count - at) * sizeof *a->plain);
+        a->plain[at] = c;
+        a->plain_count++;
+    }
+    ta_lock_drop(&a->plain_lock);
+    return room;
+}
+
+static void slots_set(ta_allocator *a, const ta_chunk *c, ta_chunk *value)
+{
+    for (uint64_t at = c->addr; at < c->addr + c->size; at += TA_LOOKUP_BYTES)
+        atomic_store_explicit(&a->lookup[at >> TA_LOOKUP_SHIFT], value,
+                              memory_order_release);
+}
+
+bool ta_lookup_set(ta_device *d, ta_chunk *c)
+{
+    if (d->plain) return plain_insert(d->allocator, c);
+    slots_set(d->allocator, c, c);
+    return true;
+}
+
+void ta_lookup_clear(ta_device *d, const ta_chunk *c)
+{
+    ta_allocator *a = d->allocator;
+    if (!d->plain) {
+        slots_set(a, c, NULL);
+        return;
+    }
+    ta_lock_take(&a->plain_lock);
+    size_t at = plain_below(a, c->addr);
+    if (at && a->plain[at - 1] == c) {
+        memmove(a->plain + at - 1, a->plain + at,
+                (a->plain_count - at) * sizeof *a->plain);
+        a->plain_count--;
+    }
+    ta_lock_drop(&a->plain_lock);
+}
+
+ta_chunk *ta_lookup(ta_allocator *a, uint64_t addr)
 {
     uint64_t slot = addr >> TA_LOOKUP_SHIFT;
-    if (slot >= TA_LOOKUP_SLOTS) return NULL;
-    return atomic_load_explicit(&a->lookup[slot], memory_order_acquire);
+    ta_chunk *c = slot < TA_LOOKUP_SLOTS
+                      ? atomic_load_explicit(&a->lookup[slot], memory_order_acquire)
+                      : NULL;
+    if (c || !atomic_load_explicit(&a->any_plain, memory_order_acquire)) return c;
+    ta_lock_take(&a->plain_lock);
+    size_t at = plain_below(a, addr);
+    if (at && addr - a->plain[at - 1]->addr < a->plain[at - 1]->size)
+        c = a->plain[at - 1];
+    ta_lock_drop(&a->plain_lock);
+    return c;
 }

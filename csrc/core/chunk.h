@@ -18,8 +18,10 @@ static inline bool ta_chunk_has(const ta_chunk *chunk, uint32_t slot)
 {
     return chunk->mapped[slot / 64] >> slot % 64 & 1;
 }
-/* From address to chunk, for every address of every chunk. No lock needed to look. */
-void ta_lookup_set(ta_allocator *allocator, const ta_chunk *chunk, ta_chunk *value);
-ta_chunk *ta_lookup(const ta_allocator *allocator, uint64_t addr);
+/* From address to chunk, for every address of every chunk. `pages` held to set and clear;
+ * set is false where there is no host memory. No lock needed to look. */
+bool ta_lookup_set(ta_device *device, ta_chunk *chunk);
+void ta_lookup_clear(ta_device *device, const ta_chunk *chunk);
+ta_chunk *ta_lookup(ta_allocator *allocator, uint64_t addr);
 
 #endif

@@ -34,7 +34,7 @@ static ta_status grant(ta_device *d, int other)
     ta_lock_take(&d->pages);
     bool known = false;
     for (int i = 0; i < d->access_count; i++) known |= d->access[i] == other;
-    if (!known) {
+    if (!known && !d->plain) { /* plain memory is torch's to share */
         d->access[d->access_count++] = other;
         for (ta_arena *a = d->arenas; a && !status; a = a->next) {
             ta_lock_take(&a->lock);
@@ -56,9 +56,9 @@ static ta_status meet_peers(ta_allocator *a, ta_device *d)
         ta_device *other = &a->device[i];
         if (other == d || !atomic_load(&other->used)) continue;
         bool ours = false, theirs = false;
-        ta_status status =
-            driver->can_access_peer(driver->self, i, d->ordinal, &ours);
-        if (!status) status = driver->can_access_peer(driver->self, d->ordinal, i, &theirs);
+        ta_status status = driver->can_access_peer(driver->self, i, d->ordinal, &ours);
+        if (!status)
+            status = driver->can_access_peer(driver->self, d->ordinal, i, &theirs);
         if (!status && ours) status = grant(d, i);
         if (!status && theirs) status = grant(other, d->ordinal);
         if (status) return status;
@@ -69,14 +69,17 @@ static ta_status meet_peers(ta_allocator *a, ta_device *d)
 static ta_status look_at(ta_allocator *a, ta_device *d)
 {
     const ta_driver *driver = a->driver;
-    uint64_t free_bytes, granularity;
+    uint64_t free_bytes, granularity = TA_GRANULE;
     bool vmm;
     ta_status status = driver->has_vmm(driver->self, d->ordinal, &vmm);
-    if (!status && !vmm) status = TA_UNSUPPORTED;
-    if (!status) status = driver->mem_info(driver->self, d->ordinal, &free_bytes, &d->total);
+    if (!status && !vmm && !a->config.fallback) status = TA_UNSUPPORTED;
     if (!status)
-        status = driver->granularity(driver->self, d->ordinal, TA_TIER_DEVICE, &granularity);
+        status = driver->mem_info(driver->self, d->ordinal, &free_bytes, &d->total);
+    if (!status && vmm)
+        status =
+            driver->granularity(driver->self, d->ordinal, TA_TIER_DEVICE, &granularity);
     if (status) return status;
+    d->plain = !vmm;
     d->page_bytes = a->config.page_bytes ? a->config.page_bytes : TA_DEFAULT_PAGE;
     if (d->page_bytes < granularity) d->page_bytes = granularity;
     if (d->page_bytes & (d->page_bytes - 1) || d->page_bytes % granularity ||
@@ -104,7 +107,13 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
             ta_leave(d, saved);
         }
         if (!status) status = meet_peers(a, d);
-        if (!status) atomic_store_explicit(&d->used, true, memory_order_release);
+        if (!status) {
+            atomic_store(a->alive, 1);
+            atomic_store_explicit(&a->started, true, memory_order_release);
+            if (d->plain)
+                atomic_store_explicit(&a->any_plain, true, memory_order_release);
+            atomic_store_explicit(&d->used, true, memory_order_release);
+        }
     }
     ta_lock_drop(&a->setup);
     if (!status) *device = d;
@@ -166,7 +175,8 @@ ta_arena *ta_arena_get(ta_device *d, ta_stream stream, bool small, ta_pool *pool
 {
     ta_arena *a = pool ? NULL : ta_arena_find(d, stream, small);
     for (ta_arena *p = d->arenas; pool && p && !a; p = p->next)
-        if (atomic_load(&p->pool) == pool && p->stream->handle == stream && p->small == small)
+        if (atomic_load(&p->pool) == pool && p->stream->handle == stream &&
+            p->small == small)
             a = p;
     if (a) return a;
     ta_stream_state *state = ta_stream_get(d, stream);

@@ -7,21 +7,14 @@
 #include "epoch.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "arena.h"
 #include "calls.h"
 #include "pool.h"
 #include "block.h"
+#include "count.h"
 
 #define MARKS_MAX 256 /* a stream's; the newest is moved when there are more */
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 static bool default_stream(ta_stream stream) { return (uintptr_t)stream <= 1; }
 
@@ -89,7 +82,7 @@ static void count_wait(ta_device *d, double since)
 {
     ta_spin_take(&d->counting);
     d->stats.waits++;
-    d->stats.wait_us += now_us() - since;
+    d->stats.wait_us += ta_now_us() - since;
     ta_spin_drop(&d->counting);
 }
 
@@ -102,7 +95,7 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
     ta_mark_event *m = s->first;
     while (m && m->tick <= tick) m = m->next;
     if (!m) return TA_OK; /* passed already */
-    double since = now_us();
+    double since = ta_now_us();
     m->waiters++;
     ta_lock_drop(&d->pages);
     status = driver->event_wait(driver->self, m->event);
@@ -128,7 +121,7 @@ ta_status ta_device_wait(ta_device *d)
             capturing)
             return TA_NOT_READY;
     }
-    double since = now_us();
+    double since = ta_now_us();
     uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
     d->device_waits++;
     ta_lock_drop(&d->pages);
@@ -166,7 +159,8 @@ size_t ta_pending_poll(ta_device *d, ta_arena *arena)
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
         if (still_used(d, b->uses)) continue;
-        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
+        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) =
+            next;
         *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
         ta_block_settle(arena, b);
         settled++;
@@ -190,7 +184,7 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
 }
 
-void ta_epoch_destroy(ta_device *d)
+void ta_epoch_destroy(ta_device *d, bool reachable)
 {
     const ta_driver *driver = d->allocator->driver;
     for (ta_stream_state *s = d->streams, *next; s; s = next) {
@@ -200,7 +194,7 @@ void ta_epoch_destroy(ta_device *d)
     }
     for (ta_mark_event *m = d->spare_marks, *next; m; m = next) {
         next = m->next;
-        if (m->event) driver->event_destroy(driver->self, m->event);
+        if (m->event && reachable) driver->event_destroy(driver->self, m->event);
         free(m);
     }
     d->streams = NULL;

@@ -24,6 +24,6 @@ size_t ta_pending_poll(ta_device *device, ta_arena *arena);
 /* Waits for the arena's oldest pending block of those freed before tick `before`.
  * TA_NOT_READY where there is none, or it cannot be waited for. */
 ta_status ta_pending_wait(ta_device *device, ta_arena *arena, uint64_t before);
-void ta_epoch_destroy(ta_device *device);
+void ta_epoch_destroy(ta_device *device, bool reachable);
 
 #endif

@@ -14,12 +14,14 @@ void ta_tell(ta_allocator *a, const ta_event_info *event)
 ta_status ta_add_observer(ta_allocator *a, ta_observer *observer, void *context)
 {
     if (ta_forked(a)) return TA_FORKED;
+    if (!observer) return TA_INVALID;
     ta_status status = TA_INVALID;
     ta_lock_take(&a->setup);
     for (int i = 0; i < TA_OBSERVERS && status; i++)
         if (!atomic_load(&a->observer[i].observer)) {
             a->observer[i].context = context;
-            atomic_store_explicit(&a->observer[i].observer, observer, memory_order_release);
+            atomic_store_explicit(&a->observer[i].observer, observer,
+                                  memory_order_release);
             atomic_fetch_add(&a->observers, 1);
             status = TA_OK;
         }
@@ -45,6 +47,7 @@ static void pass_all_locks(ta_allocator *a)
 ta_status ta_remove_observer(ta_allocator *a, ta_observer *observer, void *context)
 {
     if (ta_forked(a)) return TA_FORKED;
+    if (!observer) return TA_INVALID;
     ta_status status = TA_INVALID;
     ta_lock_take(&a->setup);
     for (int i = 0; i < TA_OBSERVERS && status; i++)

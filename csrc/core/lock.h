@@ -11,7 +11,8 @@ typedef enum ta_rank {
     TA_RANK_SETUP = 1,
     TA_RANK_PAGES = 2,
     TA_RANK_ARENA = 3,
-    TA_RANK_COUNTING = 4
+    TA_RANK_LOOKUP = 4, /* where an address lies */
+    TA_RANK_COUNTING = 5
 } ta_rank;
 
 typedef struct ta_lock {
@@ -51,7 +52,8 @@ static inline void ta_lock_drop(ta_lock *lock)
 static inline void ta_spin_take(ta_spin *spin)
 {
     ta_rank_push(TA_RANK_COUNTING);
-    for (int i = 0; atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire);)
+    for (int i = 0;
+         atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire);)
         if (++i % 64 == 0) sched_yield();
 }
 static inline void ta_spin_drop(ta_spin *spin)

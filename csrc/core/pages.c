@@ -17,9 +17,10 @@
 #include "count.h"
 #include "epoch.h"
 #include "events.h"
+#include "plain.h"
 
 #define GROW_UNTIL 1.02 /* see ta_config */
-#define WAIT_ABOVE 1.04
+#define WAIT_ABOVE 1.02
 
 /* Pages in hand, not mapped yet. */
 typedef struct ta_hand {
@@ -142,13 +143,14 @@ static bool pools_over(const ta_device *d)
 {
     for (const ta_arena *a = d->arenas; a; a = a->next) {
         const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
-        if (p && p->begins == p->releases && p->released_at >= d->device_passed) return true;
+        if (p && p->begins == p->releases && p->released_at >= d->device_passed)
+            return true;
     }
     return false;
 }
 
 /* --- new pages --------------------------------------------------------------------------- */
-static uint64_t reserved(ta_device *d)
+uint64_t ta_reserved(ta_device *d)
 {
     ta_spin_take(&d->counting);
     uint64_t bytes = d->stats.reserved.current;
@@ -180,7 +182,7 @@ static ta_status make_page(ta_device *d, ta_hand *hand)
  * idle is torn down. */
 static bool possible(ta_device *d, size_t need, uint64_t *short_by)
 {
-    uint64_t limit = ta_limit_of(d, NULL), held = reserved(d), have = d->ready.count;
+    uint64_t limit = ta_limit_of(d, NULL), held = ta_reserved(d), have = d->ready.count;
     uint64_t room = limit > held ? (limit - held) / d->page_bytes : 0, free_bytes, total;
     const ta_driver *driver = d->allocator->driver;
     if (need >= 256 &&
@@ -210,7 +212,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             hand->pages[hand->count++] = d->ready.pages[--d->ready.count];
             continue;
         }
-        uint64_t held = reserved(d), peak = live_peak(d, bytes);
+        uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
         if (may_grow && (double)after <= grow * (double)peak) {
@@ -224,7 +226,8 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             d->stats.retry_count++;
             ta_spin_drop(&d->counting);
         }
-        size_t got = steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
+        size_t got =
+            steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
             hand->count += got;
             ta_spin_take(&d->counting);
@@ -272,7 +275,8 @@ static ta_status map_run(ta_device *d, ta_chunk *c, uint32_t slot, uint32_t coun
     uint32_t done = 0;
     *stuck = 0;
     while (done < count && !status) {
-        status = ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
+        status =
+            ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
         if (!status) done++;
     }
     if (!status) status = ta_call_access(d, at, (uint64_t)count << c->shift);
@@ -285,6 +289,7 @@ static void settle(ta_arena *arena, ta_chunk *c, const uint32_t *slots, uint32_t
                    const ta_handle *pages)
 {
     ta_lock_take(&arena->lock);
+    ta_count_mapped(arena, count);
     for (uint32_t i = 0, end; i < count; i = end) {
         end = run_end(slots, i, count);
         ta_emit_pages(arena, TA_EVENT_MAP, c, slots[i], slots[end - 1] + 1);
@@ -335,7 +340,8 @@ void ta_pages_mend(ta_device *d, ta_arena *arena)
         ta_status status = ta_arena_stock(arena) ? TA_OK : TA_NO_HOST_MEMORY;
         for (uint32_t i = ta_slot_below(c, b->addr); i < high && !status; i++)
             if (ta_chunk_has(c, i))
-                status = ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
+                status =
+                    ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
         if (status) {
             at = &b->pending_next;
             continue;
@@ -358,7 +364,8 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
     ta_status status = TA_NO_HOST_MEMORY;
     if (hand.pages && slots) {
         uint32_t high = ta_slot_above(c, block->addr + block->size);
-        ta_lock_take(&arena->lock); /* the missing ones are ours alone, until they have pages */
+        ta_lock_take(
+            &arena->lock); /* the missing ones are ours alone, until they have pages */
         for (uint32_t i = ta_slot_below(c, block->addr); i < high; i++)
             if (!ta_chunk_has(c, i)) slots[n++] = i;
         ta_lock_drop(&arena->lock);
@@ -388,14 +395,16 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         if (status && status != TA_NOT_READY) return status;
         status = TA_OK;
     }
-    while (reserved(d) > keep) {
+    if (d->plain) return ta_plain_give_back(d, keep, wait, released);
+    while (ta_reserved(d) > keep) {
         if (d->ready.count) {
             if ((status = release_page(d, d->ready.pages[d->ready.count - 1]))) break;
             d->ready.count--;
             *released += d->page_bytes;
             continue;
         }
-        size_t max = (size_t)((reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
+        size_t max =
+            (size_t)((ta_reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
         size_t got = steal(d, pages, max < BATCH ? max : BATCH, &status);
         for (size_t i = 0; i < got; i++)
             if (!ready_push(d, pages[i])) release_page(d, pages[i]);
@@ -424,7 +433,19 @@ static void unmap_all(ta_device *d, ta_chunk *c)
     }
 }
 
-void ta_pages_destroy(ta_device *d)
+/* All that the driver gave for the chunk. */
+static void give_up(ta_device *d, ta_chunk *c)
+{
+    const ta_driver *driver = d->allocator->driver;
+    if (d->plain) {
+        driver->plain_free(driver->self, d->ordinal, c->addr);
+        return;
+    }
+    unmap_all(d, c);
+    if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
+}
+
+void ta_pages_destroy(ta_device *d, bool reachable)
 {
     for (ta_arena *a = d->arenas, *next; a; a = next) {
         next = a->next;
@@ -432,8 +453,7 @@ void ta_pages_destroy(ta_device *d)
             after = c->next;
             for (ta_block *b = c->first; b; b = b->next)
                 if (b->state != TA_FREE) ta_uses_free(b);
-            unmap_all(d, c);
-            if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
+            if (reachable) give_up(d, c);
             ta_chunk_retire(d, c);
         }
         ta_arena_destroy(a);
@@ -444,7 +464,7 @@ void ta_pages_destroy(ta_device *d)
         ta_arena_destroy(a);
         free(a);
     }
-    while (d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
+    while (reachable && d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
     free(d->ready.pages);
     for (ta_chunk *c = d->spare_chunks, *next; c; c = next) {
         next = c->next;

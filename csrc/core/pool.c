@@ -15,8 +15,8 @@ static ta_pool *find(const ta_device *d, ta_pool_id id)
     return p;
 }
 
-ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id, ta_pool_filter *filter,
-                        void *context)
+ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
+                        ta_pool_filter *filter, void *context)
 {
     ta_device *d;
     if (ta_forked(a)) return TA_FORKED;
@@ -54,7 +54,8 @@ ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context
     if (!d) return TA_INVALID;
     ta_lock_take(&d->pages);
     ta_open_pool **at = &d->open, *open;
-    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b)) at = &(*at)->next;
+    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b))
+        at = &(*at)->next;
     if ((open = *at)) {
         *at = open->next;
         atomic_fetch_sub(&d->open_count, 1);
@@ -94,6 +95,7 @@ ta_pool *ta_pool_for(ta_device *d, ta_stream stream)
         if (open[i]->filter(open[i]->context, stream)) found = open[i]->pool;
     ta_lock_take(&d->pages);
     for (int i = 0; i < count; i++) open[i]->calls--;
+    if (found) found->users++;
     pthread_cond_broadcast(&d->pool_idle);
     ta_lock_drop(&d->pages);
     return found;
@@ -104,7 +106,8 @@ void ta_pools_retire(ta_device *d)
     for (ta_pool **at = &d->pools, *p; (p = *at);) {
         bool open = false;
         for (const ta_open_pool *o = d->open; o; o = o->next) open |= o->pool == p;
-        if (open || p->begins != p->releases || p->released_at >= d->device_passed) {
+        if (open || p->users || p->begins != p->releases ||
+            p->released_at >= d->device_passed) {
             at = &p->next;
             continue;
         }

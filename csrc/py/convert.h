@@ -33,18 +33,31 @@ const char *ta_source_name(int source);
 bool ta_source_of(const char *name, ta_limit_source *source);
 
 /* What the other files define; the method table is in module.c. */
-#define TA_PY_FUNCTIONS(X)                                                               \
-    X(hooks)                                                                             \
-    X(library_path)                                                                      \
-    X(created)                                                                           \
-    X(forked) X(probe) X(driver_problem) X(torch_install) X(torch_status) X(messages)    \
-        X(set_limit) X(limit) X(stats) X(reset_peaks) X(reset_accumulated)               \
-            X(device_memory) X(device_used) X(snapshot) X(trim) X(check) X(mark)         \
-                X(record_start) X(record_stop) X(history_start) X(history_stop)          \
-                    X(history)
-#define X(name) PyObject *ta_py_##name(PyObject *self, PyObject *args);
-TA_PY_FUNCTIONS(X)
-#undef X
+PyObject *ta_py_hooks(PyObject *self, PyObject *args);
+PyObject *ta_py_library_path(PyObject *self, PyObject *args);
+PyObject *ta_py_created(PyObject *self, PyObject *args);
+PyObject *ta_py_forked(PyObject *self, PyObject *args);
+PyObject *ta_py_probe(PyObject *self, PyObject *args);
+PyObject *ta_py_driver_problem(PyObject *self, PyObject *args);
+PyObject *ta_py_torch_install(PyObject *self, PyObject *args);
+PyObject *ta_py_torch_status(PyObject *self, PyObject *args);
+PyObject *ta_py_messages(PyObject *self, PyObject *args);
+PyObject *ta_py_set_limit(PyObject *self, PyObject *args);
+PyObject *ta_py_limit(PyObject *self, PyObject *args);
+PyObject *ta_py_stats(PyObject *self, PyObject *args);
+PyObject *ta_py_reset_peaks(PyObject *self, PyObject *args);
+PyObject *ta_py_reset_accumulated(PyObject *self, PyObject *args);
+PyObject *ta_py_device_memory(PyObject *self, PyObject *args);
+PyObject *ta_py_device_used(PyObject *self, PyObject *args);
+PyObject *ta_py_snapshot(PyObject *self, PyObject *args);
+PyObject *ta_py_trim(PyObject *self, PyObject *args);
+PyObject *ta_py_check(PyObject *self, PyObject *args);
+PyObject *ta_py_mark(PyObject *self, PyObject *args);
+PyObject *ta_py_record_start(PyObject *self, PyObject *args);
+PyObject *ta_py_record_stop(PyObject *self, PyObject *args);
+PyObject *ta_py_history_start(PyObject *self, PyObject *args);
+PyObject *ta_py_history_stop(PyObject *self, PyObject *args);
+PyObject *ta_py_history(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
 

@@ -7,8 +7,10 @@ Importing the package changes nothing and imports no torch."""
 
 from __future__ import annotations
 
-from .installing import device_memory, enable, enabled, limit, set_limit
+from .caps import device_memory, limit, set_limit
+from .installing import enable
 from .recording import Recording, mark, record
+from .state import enabled
 from .stats import memory_stats, memory_summary
 
 __version__ = "0.1.0"

@@ -31,8 +31,8 @@ def load() -> None:
 
 def _say_unused() -> None:
     """At exit: CUDA was used, settings were there, and nobody enabled the arena."""
-    from .installing import enabled
     from .loading import warn
+    from .state import enabled
 
     torch = sys.modules.get("torch")
     given = [s.variable for s in settings.SETTINGS if s.variable in os.environ]

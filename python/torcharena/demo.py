@@ -178,7 +178,8 @@ def report(rows: list[dict[str, Any]], simulated: bool) -> str:
     asked = free[-1]["peak_requested"]
     lines = [
         "",
-        f"{free[0]['device']}{' (simulated)' if simulated else ''}, torch {free[0]['torch']}; "
+        f"{'A simulated GPU of 16 GiB' if simulated else free[0]['device']}, "
+        f"torch {free[0]['torch']}; "
         f"the program asks for at most {format_size(asked)}",
         "",
         f"{'peak reserved':<22}{'':<{_BAR}}{'':>10}{'over asked for':>17}",

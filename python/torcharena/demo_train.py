@@ -22,8 +22,9 @@ def say(**what: Any) -> None:
 def build(torch: Any) -> Any:
     """The model, on the GPU."""
     nn = torch.nn
+    module: Any = nn.Module
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class Block(module):
         def __init__(self) -> None:
             super().__init__()
             self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -38,7 +39,7 @@ def build(torch: Any) -> Any:
             x = x + self.out(y.transpose(1, 2).reshape(batch, length, WIDTH))
             return x + self.down(nn.functional.gelu(self.up(self.after(x))))
 
-    class Gpt(nn.Module):  # type: ignore[misc, name-defined]
+    class Gpt(module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.places = (

@@ -131,17 +131,17 @@ def _torch(report: Report, library: Any) -> None:
         "good" if tested else "note",
         f"{torch.__version__}, CUDA {cuda}" + ("" if tested else ": newer than tested"),
     )
-    from .installing import _SETTERS
+    from .installing import SETTERS
 
     kind = getattr(torch._C, "_CUDAPluggableAllocator", None)
     missing = [
-        setter for setter in _SETTERS if kind is not None and not hasattr(kind, setter)
+        setter for setter in SETTERS if kind is not None and not hasattr(kind, setter)
     ]
     report.facts["setters_missing"] = missing
     if missing:
         report.add("torch's hooks", "note", f"this torch lacks {', '.join(missing)}")
     else:
-        report.add("torch's hooks", "good", f"all {len(_SETTERS)} there")
+        report.add("torch's hooks", "good", f"all {len(SETTERS)} there")
     if library is not None:
         _status(report, library.torch_status())
 

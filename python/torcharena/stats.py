@@ -3,14 +3,12 @@ waits, driver calls. `memory_stats` for programs, `memory_summary` for people.""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .installing import SOURCES, _needs_enabled, device_index, device_memory
+from .caps import SOURCES, device_memory
 from .loading import core, pass_on
 from .sizes import format_size
-
-if TYPE_CHECKING:
-    from .installing import DeviceLike
+from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
 __all__ = ["CALLS", "memory_stats", "memory_summary"]
 
@@ -24,8 +22,9 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     Bytes end in ``_bytes``, their highest in ``_bytes.peak``; ``wait_seconds`` is a float,
     ``cap_bytes`` and ``cap_source`` are None where there is no cap; the rest are counts.
     Raises RuntimeError where the arena is not enabled."""
-    _needs_enabled("memory_stats")
+    needs_enabled("memory_stats")
     index = device_index(device)
+    needs_cuda()
     raw = core().stats(index)
     cap, source = core().limit(index)
     free, total = _card(index)

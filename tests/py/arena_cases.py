@@ -14,6 +14,7 @@ import pickle
 import random
 import sys
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -301,6 +302,14 @@ def same_depth_twice() -> None:  # G8
     assert len(set(depths)) == 1 and depths[0] >= 70, depths
 
 
+def back_at(base: int) -> None:
+    """Live bytes come back to ``base``: autograd's threads let go a little later."""
+    until = time.monotonic() + 20
+    while torch.cuda.memory_allocated() != base:
+        assert time.monotonic() < until, (torch.cuda.memory_allocated(), base)
+        time.sleep(0.01)
+
+
 def out_of_memory_in_backward() -> None:  # G8
     torcharena.enable(limit="96MiB")
     weights = torch.empty(1024, 1024, device="cuda", requires_grad=True)
@@ -326,7 +335,7 @@ def out_of_memory_in_backward() -> None:  # G8
             raise AssertionError("backward had what it asked for")
         weights.grad = None
         gc.collect()
-        assert torch.cuda.memory_allocated() == base
+        back_at(base)
     (weights * 2).sum().backward()
     assert weights.grad is not None
 
@@ -551,7 +560,7 @@ def train() -> None:
     assert stats["reserved_bytes.all.peak"] < 1.05 * stats["requested_bytes.all.peak"]
     gc.collect()
     left = torch.cuda.memory_allocated()
-    assert left <= 64 * MIB, left  # cuBLAS keeps its workspaces, 32 MiB a thread
+    assert left <= 96 * MIB, left  # cuBLAS keeps its workspaces, 32 MiB a thread
 
 
 def forked_child() -> None:  # S16
@@ -567,6 +576,25 @@ def forked_child() -> None:  # S16
     assert torch.cuda.memory_allocated() == before
     more = empty(64 * MIB)
     assert more.data_ptr() != keep.data_ptr()
+
+
+def fork_before_cuda() -> None:
+    """Children that use CUDA after a parent that enabled the arena and has not: legal."""
+    torcharena.enable(limit="1GiB")
+    memory._record_memory_history(context=None)
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            keep = empty(64 * MIB)
+            good = torch.cuda.memory_allocated() == 64 * MIB and torcharena.limit() == GIB
+            good = good and len(memory._snapshot()["device_traces"][0]) >= 2
+            del keep
+            out_of_memory(2 * GIB)
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert not torch.cuda.is_initialized()
+    empty(64 * MIB)
+    assert torch.cuda.max_memory_allocated() == 64 * MIB
 
 
 class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]

@@ -38,9 +38,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
 @pytest.fixture
 def arena(fake: FakeCore, monkeypatch: pytest.MonkeyPatch) -> FakeCore:
     """The model, and the package as though enable() had been called."""
-    from torcharena import installing
+    from torcharena import state
 
-    state = installing._State(allocator=object(), pid=os.getpid(), asked={})
-    monkeypatch.setattr(installing, "_state", state)
+    enabled = state.State(allocator=object(), creator=os.getpid(), asked={})
+    monkeypatch.setattr(state, "current", enabled)
     fake.is_created = True
     return fake

@@ -75,8 +75,8 @@ def test_run_asks_for_the_arena_in_the_environment(
     script = tmp_path / "train.py"
     script.write_text("")
     with pytest.raises(SystemExit):
-        cli.main(["run", "--limit", "1.5GiB", "--record", "x.xz", "--strict", str(script)]
-                 + ["--limit", "7", "-m"])  # fmt: skip
+        options = ["--limit", "1.5GiB", "--record", "x.xz", "--strict"]
+        cli.main(["run", *options, str(script), "--limit", "7", "-m"])
     ((command, environment),) = executed
     assert command == [sys.executable, str(script), "--limit", "7", "-m"]
     assert environment["TORCHARENA_ENABLE"] == "1"

@@ -1,0 +1,135 @@
+/* plain.c - fallback where the driver has no virtual memory management.
+ *
+ * Called by alloc.c and pages.c with the device's `pages` held. A chunk is then one plain
+ * allocation whose pages are all there, so nothing moves: best fit, epochs, pools and
+ * counts work as ever, and what is given back is a chunk that is one hole. */
+#include "plain.h"
+
+#include "arena.h"
+#include "calls.h"
+#include "chunk.h"
+#include "count.h"
+#include "epoch.h"
+#include "pages.h"
+
+#define LARGE_CHUNK ((uint64_t)32 << 20) /* least size of a range for large blocks */
+
+/* A whole chunk that is idle and yields, and the tick it became so; the longest idle. */
+typedef struct ta_idle_chunk {
+    ta_arena *arena;
+    ta_chunk *chunk;
+    uint64_t tick;
+} ta_idle_chunk;
+
+static uint64_t newest_tick(const ta_chunk *c)
+{
+    uint64_t tick = 0;
+    for (const ta_block *b = c->first; b; b = b->next)
+        if (b->tick > tick) tick = b->tick;
+    return tick;
+}
+
+static ta_idle_chunk find(ta_device *d)
+{
+    ta_idle_chunk best = {NULL, NULL, UINT64_MAX};
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        if (!ta_arena_yields(d, a)) continue;
+        ta_lock_take(&a->lock);
+        for (ta_chunk *c = a->chunks; c; c = c->next) {
+            if (c->first->state != TA_FREE || c->first->hole->size != c->size) continue;
+            uint64_t tick = newest_tick(c);
+            if (tick < best.tick) best = (ta_idle_chunk){a, c, tick};
+        }
+        ta_lock_drop(&a->lock);
+    }
+    return best;
+}
+
+/* The chunk was seen idle; others may have taken it since: looked at again. */
+static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *released)
+{
+    const ta_driver *driver = d->allocator->driver;
+    ta_chunk *c = idle->chunk;
+    uint64_t addr = c->addr, size = c->size;
+    ta_lock_take(&idle->arena->lock);
+    bool still = c->first->state == TA_FREE && c->first->hole->size == size &&
+                 newest_tick(c) <= idle->tick;
+    if (still) ta_arena_drop_chunk(idle->arena, c);
+    ta_lock_drop(&idle->arena->lock);
+    if (!still) return TA_OK;
+    ta_lookup_clear(d, c);
+    ta_status status = driver->plain_free(driver->self, d->ordinal, addr);
+    if (status) { /* the driver keeps it: so do we, as it was */
+        ta_lock_take(&idle->arena->lock);
+        if (ta_arena_stock(idle->arena)) ta_arena_add_chunk(idle->arena, c, idle->tick);
+        ta_lock_drop(&idle->arena->lock);
+        ta_lookup_set(d, c);
+        return status;
+    }
+    ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
+    ta_count_mapped(idle->arena, -(int64_t)c->slots);
+    ta_chunk_retire(d, c);
+    *released += size;
+    return TA_OK;
+}
+
+ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *released)
+{
+    ta_status status = TA_OK;
+    while (!status && ta_reserved(d) > keep) {
+        ta_idle_chunk idle = find(d);
+        if (!idle.chunk) break;
+        ta_stream_state *stream = idle.arena->stream;
+        ta_stream_mark(d, stream, idle.tick);
+        ta_stream_poll(d, stream);
+        if (stream->passed > idle.tick)
+            status = release(d, &idle, released);
+        else if (wait)
+            status = ta_stream_wait(d, stream, idle.tick);
+        else
+            break;
+    }
+    return status;
+}
+
+ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *short_by)
+{
+    const ta_driver *driver = d->allocator->driver;
+    uint64_t size = ta_round_up(bytes, d->page_bytes), addr, released = 0;
+    uint64_t limit = ta_limit_of(d, NULL);
+    if (!arena->small && size < LARGE_CHUNK && LARGE_CHUNK <= limit) size = LARGE_CHUNK;
+    *short_by = size;
+    if (size > limit) return TA_OUT_OF_MEMORY;
+    for (bool gave_back = false;; gave_back = true) {
+        uint64_t held = ta_reserved(d);
+        ta_status status =
+            held <= limit - size
+                ? driver->plain_alloc(driver->self, d->ordinal, size, &addr)
+                : TA_OUT_OF_MEMORY;
+        if (!status) break;
+        if (status != TA_OUT_OF_MEMORY) return status;
+        uint64_t least = ta_round_up(bytes, d->page_bytes);
+        if (gave_back && size == least) return TA_OUT_OF_MEMORY;
+        if (gave_back) {
+            size = *short_by = least;
+            continue;
+        }
+        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true,
+                                    &released);
+        if (status && status != TA_NOT_READY) return status;
+    }
+    ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
+    for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);
+    ta_lock_take(&arena->lock);
+    bool stocked = c && ta_arena_stock(arena) && ta_lookup_set(d, c);
+    if (stocked) ta_arena_add_chunk(arena, c, 0);
+    ta_lock_drop(&arena->lock);
+    if (!stocked) {
+        if (c) ta_chunk_retire(d, c);
+        driver->plain_free(driver->self, d->ordinal, addr);
+        return TA_NO_HOST_MEMORY;
+    }
+    ta_count_pages(d, c->slots, d->page_bytes);
+    ta_count_mapped(arena, c->slots);
+    return TA_OK;
+}

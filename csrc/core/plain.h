@@ -1,0 +1,17 @@
+/* plain.h - devices without VMM: memory and its address come together, in whole ranges.
+ * The device's `pages` lock is held. */
+#ifndef TA_PLAIN_H
+#define TA_PLAIN_H
+
+#include "types.h"
+
+/* A range for the arena that holds a block of `bytes`, all of it backed. Within the cap;
+ * idle ranges go first. TA_OUT_OF_MEMORY with *short_by where that is not enough. */
+ta_status ta_plain_add(ta_device *device, ta_arena *arena, uint64_t bytes,
+                       uint64_t *short_by);
+/* Gives ranges back that hold no block until `keep` bytes are reserved; with `wait` also
+ * those that streams still use. */
+ta_status ta_plain_give_back(ta_device *device, uint64_t keep, bool wait,
+                             uint64_t *released);
+
+#endif

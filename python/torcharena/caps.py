@@ -1,0 +1,165 @@
+"""Caps: `set_limit` and `limit`, and what several sources of caps make together.
+
+The least of all sources holds. A share of a device waits until CUDA is initialised, since
+only then the device can be asked without starting the driver early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import sizes, state
+from .loading import core, pass_on, warn
+from .state import DeviceLike, SizeLike, device_index, needs_enabled
+
+__all__ = [
+    "SOURCES",
+    "device_memory",
+    "keeper",
+    "limit",
+    "put",
+    "put_waiting",
+    "set_limit",
+]
+
+# Before any kernel is loaded; measured between 0.4 and 0.6 GiB.
+_CONTEXT = "0.5 GiB"
+
+SOURCES = {
+    "api": "torcharena.enable(limit=) or set_limit()",
+    "environment": "TORCHARENA_LIMIT",
+    "fraction": "torch's set_per_process_memory_fraction",
+    "admin": "the administrator's file",
+}
+
+
+def set_limit(
+    size: SizeLike, device: DeviceLike = None, *, strict: bool | None = None
+) -> None:
+    """Sets your cap to ``size`` bytes (see `sizes`), None for none; on every device, or one.
+
+    It may raise or lower what you set, never what another source set: where another's is
+    lower that one holds, which warns once and, with ``strict``, raises RuntimeError and
+    changes nothing. What is over a lowered cap is given back as far as idle pages go."""
+    needs_enabled("set_limit")
+    with state.lock:
+        wanted = sizes.parse(size, name="size")
+        index = None if device is None else device_index(device)
+        put("api", index, wanted, state.current.strict if strict is None else strict)
+    pass_on()
+
+
+def limit(device: DeviceLike = None) -> int | None:
+    """The cap that holds on the device, in bytes; None: there is none."""
+    needs_enabled("limit")
+    return keeper().limit(device_index(device))[0]
+
+
+def device_memory(device: DeviceLike = None) -> tuple[int, int]:
+    """The driver's own pair for the device: bytes that nobody holds, bytes in all.
+
+    `torch.cuda.mem_get_info` says what is left under the cap instead."""
+    if state.enabled():
+        state.needs_cuda()
+        free, total = core().device_memory(device_index(device))
+        return free, total
+    import torch
+
+    return torch.cuda.mem_get_info(device)
+
+
+def keeper() -> Any:
+    """What keeps the caps: the library, or until its allocator is made, a list."""
+    library = core()
+    return library if library.created() else state.current.waiting
+
+
+def _totals() -> list[int] | None:
+    """Bytes of each device; None while CUDA is not initialised."""
+    if not (state.current.cuda_is_up or state.cuda_is_initialized()):
+        return None
+    import torch
+
+    return [
+        torch.cuda.get_device_properties(index).total_memory
+        for index in range(torch.cuda.device_count())
+    ]
+
+
+def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) -> None:
+    """One source's cap. A share of a device waits until the device can be asked."""
+    library = keeper()
+    if device is None:
+        state.current.shares = {
+            k: v for k, v in state.current.shares.items() if k[0] != source
+        }
+    else:
+        state.current.shares.pop((source, device), None)
+    if size is None or size.bytes is not None:
+        wanted = None if size is None else size.bytes
+        _apply(library, source, -1 if device is None else device, wanted, strict)
+        return
+    totals = _totals()
+    if totals is None:
+        state.current.shares[source, device] = size
+        return
+    for index in range(len(totals)) if device is None else [device]:
+        _apply(library, source, index, size.resolve(totals[index]), strict)
+
+
+def _apply(
+    library: Any, source: str, device: int, wanted: int | None, strict: bool
+) -> None:
+    """Tells the core, and says so where another source's cap is lower."""
+    shown = range(len(_totals() or [0])) if device < 0 else [device]
+    before = {index: library.limit(index) for index in shown}
+    if strict:  # known before anything changes
+        for holds, holder in before.values():
+            if holder != source and _clamps(holds, wanted):
+                raise RuntimeError(_clamped(holds, holder, wanted))
+    library.set_limit(device, source, wanted)
+    for index in shown:
+        holds, holder = library.limit(index)
+        if holder == source or not _clamps(holds, wanted):
+            continue
+        if strict:  # ours held before, and hid the other's
+            for back in shown:
+                library.set_limit(back, source, before[back][0])
+            raise RuntimeError(_clamped(holds, holder, wanted))
+        warn(_clamped(holds, holder, wanted), stacklevel=5)
+        return
+
+
+def _clamps(holds: int | None, wanted: int | None) -> bool:
+    return holds is not None and (wanted is None or wanted > holds)
+
+
+def _clamped(holds: int, holder: str, wanted: int | None) -> str:
+    asked = "no cap" if wanted is None else f"a cap of {sizes.format_size(wanted)}"
+    return (
+        f"torcharena: {asked} was asked for; the one of {sizes.format_size(holds)} from "
+        f"{SOURCES.get(holder, holder)} is lower and holds"
+    )
+
+
+def put_waiting() -> None:
+    """CUDA is up: caps that are shares of a device take their size."""
+    waiting, state.current.shares = state.current.shares, {}
+    for (source, device), size in waiting.items():
+        put(source, device, size, state.current.strict)
+
+
+def announcement() -> str:
+    """One line: what the cap makes on the card."""
+    import torch
+
+    bytes_, source = keeper().limit(device_index(None))
+    page = sizes.format_size(state.current.page or (4 << 20))
+    if bytes_ is None:
+        return f"no cap, pages of {page}"
+    name = torch.cuda.get_device_name(device_index(None))
+    total = sizes.format_size((_totals() or [0])[0])
+    return (
+        f"cap {sizes.format_size(bytes_)}, the CUDA context's "
+        f"{_CONTEXT} on top "
+        f"(from {SOURCES.get(source, source)}; {name}, {total})"
+    )
