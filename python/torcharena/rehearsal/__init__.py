@@ -1,7 +1,7 @@
 """Runs a script with real PyTorch on a simulated GPU, and tells its peaks.
 
 The script is run by a child process that preloads ``lib/libcuda.so.1``, which stands for
-CUDA and its libraries: every allocation happens, no kernel runs (see ``_values`` for which
+CUDA and its libraries: every allocation happens, no kernel runs (see ``values`` for which
 values are true). ``main`` is what ``torcharena rehearse`` calls.
 
     torcharena rehearse [--gpu h100] [--gpus 1] [--allocator native] [--json] SCRIPT [ARGS...]
@@ -35,7 +35,7 @@ _VALUES = "TORCHARENA_REHEARSAL_VALUES"
 
 def library() -> Path:
     """The preloaded library. Raises FileNotFoundError where it was not built."""
-    path = Path(__file__).with_name("lib") / "libcuda.so.1"
+    path = Path(__file__).parent.parent / "lib" / "libcuda.so.1"
     if not path.exists():
         raise FileNotFoundError(f"{path} was not built: install torcharena from a wheel")
     return path
@@ -121,7 +121,7 @@ def _inside(arguments: list[str]) -> int:
         torcharena.enable()
     mode = None
     if os.environ.get(_VALUES, "1") != "0":
-        from ._values import Values
+        from .values import Values
 
         mode = Values(seed=int(os.environ.get("TORCHARENA_SIM_SEED", "0")))
         mode.__enter__()
@@ -175,7 +175,7 @@ def rehearse_script(
     env = environment(gpu, devices, allocator)
     env[_ALLOCATOR] = allocator
     env[_VALUES] = "1" if values else "0"
-    package = str(Path(__file__).resolve().parent.parent)
+    package = str(Path(__file__).resolve().parents[2])
     earlier = env.get("PYTHONPATH", "")
     env["PYTHONPATH"] = f"{package}:{earlier}" if earlier else package
     with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
