@@ -79,6 +79,7 @@ _INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_im
              "_unsafe_index_put")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution",
              "convolution_backward", "cudnn_convolution", "addmv", "mv", "linear")
+_EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
 _CHOICES = ("argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial", "mode")
 
 
@@ -349,7 +350,20 @@ class Values(TorchDispatchMode):
         finally:
             if large:
                 self.skip(0)
-        if not large:
+        if large:
+            return result
+        source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
+        if (
+            isinstance(result, torch.Tensor)
+            and isinstance(source, torch.Tensor)
+            and source.is_cuda
+            and not result.is_cuda
+        ):
+            # To the host: only plain bytes are moved, what else there is is a kernel's.
+            plain = source.is_contiguous() and result.is_contiguous()
+            if not plain or source.dtype != result.dtype:
+                result.copy_(_view(source))
+        else:
             self._after(func, plan, args, kwargs, result)
         return result
 
@@ -415,7 +429,8 @@ class Values(TorchDispatchMode):
                     for tensor in wanted:
                         self.fill(tensor)
                 return
-            if max(t.numel() for t in unknown) > _FEED or plan.name in _CHOICES:
+            quick = plan.name in _CHOICES or plan.name in _EQUALITIES
+            if quick or max(t.numel() for t in unknown) > _FEED:
                 if self._choose(plan, args, kwargs, outputs, unknown[0]):
                     return
         elif plan.name in _PRODUCTS and self._work(plan, inputs, outputs) > _WORK:
@@ -486,9 +501,11 @@ class Values(TorchDispatchMode):
             return False
         for tensor in outputs:
             if tensor.dtype is torch.bool:
-                if name in ("isnan", "isinf", "isneginf", "isposinf"):
-                    _view(tensor).zero_()
-                elif name in ("isfinite",):
+                if name in ("isnan", "isinf", "isneginf", "isposinf", "eq", "ne"):
+                    # Two random numbers are hardly ever equal; the same one always is.
+                    same = len(args) > 1 and args[0] is args[1]
+                    _view(tensor).fill_((name == "ne") != same if name in ("eq", "ne") else 0)
+                elif name == "isfinite":
                     _view(tensor).fill_(True)
                 else:
                     self.fill(tensor)
