@@ -133,7 +133,7 @@ def _stuck(fn: Any, why: str) -> TypeError:
 def _sources(fn: Any) -> dict[str, Any]:
     """The text of a function of ``__main__``, and of all it refers to there: modules by
     name, functions and classes by their text, other values pickled. Raises TypeError."""
-    texts: dict[str, str] = {}
+    texts: dict[str, tuple[str, str, int]] = {}
     modules: dict[str, str] = {}
     plain: dict[str, bytes] = {}
     waiting = [fn]
@@ -147,7 +147,9 @@ def _sources(fn: Any) -> dict[str, Any]:
         ):
             raise _stuck(fn, "it is a lambda, or uses variables of a function around it")
         try:
-            texts[this.__name__] = textwrap.dedent(inspect.getsource(this))
+            lines, first = inspect.getsourcelines(this)
+            file = inspect.getsourcefile(this) or f"<{this.__name__}>"
+            texts[this.__name__] = (textwrap.dedent("".join(lines)), file, first)
         except (OSError, TypeError):
             raise _stuck(fn, f"the source of {this.__name__} is not to be had") from None
         space = vars(sys.modules["__main__"])

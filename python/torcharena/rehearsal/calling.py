@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import os
 import pickle
 import sys
 from typing import Any
@@ -31,11 +32,13 @@ def _from_source(packed: dict[str, Any]) -> Any:
     waiting = dict(packed["texts"])
     while waiting:  # a base class or a decorator must stand first
         error: NameError | None = None
-        for name, text in list(waiting.items()):
-            file = f"<{name}>"
-            linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        for name, (text, file, first) in list(waiting.items()):
+            # At the lines where it stands, for what is said of them.
+            placed = "\n" * (first - 1) + text
+            if not os.path.exists(file):  # a notebook's cell
+                linecache.cache[file] = (len(text), None, placed.splitlines(True), file)
             try:
-                exec(compile(text, file, "exec"), space)
+                exec(compile(placed, file, "exec"), space)
             except NameError as missing:
                 error = missing
                 continue

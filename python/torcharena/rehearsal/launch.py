@@ -156,7 +156,8 @@ class Run:
     seconds: float = 0.0
     processes: list[dict[str, Any]] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
-    note: str | None = None  # of the layer over the files
+    note: str = ""  # of the layer over the files
+    refused: list[str] = field(default_factory=list)  # files that it might not change
     output: str = ""  # the end of what it printed, where it was not shown
 
     def _worst(self) -> dict[str, int]:
@@ -276,11 +277,13 @@ def run(
     )
     env[JOB] = job.spelt()
     env.update(extra or {})
-    argv, env, note = _isolated(list(command), env, keep_files)
-    result = Run(allocator, card, limit, note=note)
+    result = Run(allocator, card, limit)
     started = time.monotonic()
     log = os.path.join(folder, "output") if quiet else None
-    result.exit_code, killed = _wait(argv, env, log, timeout)
+    with _isolated(list(command), env, keep_files, folder) as layer:
+        result.note = layer.note
+        result.exit_code, killed = _wait(layer.argv, layer.env, log, timeout)
+    result.refused = list(layer.refused)
     result.seconds = round(time.monotonic() - started, 2)
     for file in sorted(Path(folder).glob("result.*.json")):
         result.processes.append(json.loads(file.read_text()))
@@ -291,16 +294,29 @@ def run(
     return result
 
 
-def _isolated(
-    argv: list[str], env: dict[str, str], keep: str | None
-) -> tuple[list[str], dict[str, str], str | None]:
-    """The command in a throw-away layer over the files, where there is one."""
+class _Bare:
+    """The command as it is, where nothing is to be kept from its files."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        self.argv, self.env = argv, env
+        self.note = ""
+        self.refused: list[str] = []
+
+    def __enter__(self) -> _Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _isolated(argv: list[str], env: dict[str, str], keep: str | None, folder: str) -> Any:
+    """The command in a throw-away layer over the files (``isolation.Wrapped``), which leaves
+    ``folder`` out."""
     try:
-        isolation = importlib.import_module("torcharena.rehearsal.isolation")
+        isolation: Any = importlib.import_module("torcharena.rehearsal.isolation")
     except ModuleNotFoundError:
-        return argv, env, None
-    wrapped: tuple[list[str], dict[str, str], str | None] = isolation.wrap(argv, env, keep)
-    return wrapped
+        return _Bare(argv, env)
+    return isolation.wrap(argv, env, keep, share=[folder])
 
 
 def _wait(

@@ -32,6 +32,7 @@ def _classes(file: str) -> tuple[bool, bool]:
     if found is None:
         real = os.path.realpath(file)
         ours = real.startswith(os.path.realpath(_OURS) + os.sep) or file.startswith(_OURS)
+        # Cells of notebooks are the user's: <ipython-input-...>, /tmp/ipykernel_1/2.py.
         strange = file.startswith("<") and not file.startswith("<ipython")
         library = (
             real.startswith(_LIBRARIES)

@@ -135,7 +135,7 @@ class Report:
     def not_seen(self) -> list[str]:
         """Stages that a run which was ended early did not come to."""
         first = self.outcomes[0].run
-        if first.ended == "itself":
+        if first.ended == "itself" or not first.steps:
             return []
         seen = {stage for p in first.processes for stage in p["seen"]}
         return [stage for stage in _STAGES if stage not in seen]
@@ -327,9 +327,16 @@ class Report:
             lines += _wrapped(
                 f"Values not computed, so results here were guessed: {told}{more} times.", width
             )
-        notes = {o.run.note for o in self.outcomes if o.run.note}
-        for note in sorted(notes):
-            lines += _wrapped(note, width)
+        first = self.outcomes[0].run
+        if first.refused:
+            lines += _wrapped(
+                "Files that exist and that it was refused to change: "
+                + ", ".join(first.refused[:6])
+                + " (--keep-files DIR lets it write to copies)",
+                width,
+            )
+        if first.note:
+            lines += _wrapped(f"Files: {first.note}.", width)
         return lines
 
 
