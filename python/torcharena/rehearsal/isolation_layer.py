@@ -3,7 +3,10 @@
 Run as a program of its own, with nothing but the standard library (``isolation.wrap`` puts it
 before the command):
 
-    python -I -S isolation_layer.py LAYER [--user] -- COMMAND...
+    python -I -S isolation_layer.py LAYER [--user] [--whole] -- COMMAND...
+
+``--user``: a user namespace even for root. ``--whole``: the upper directories hold all of
+each changed file and renamed directory, for who reads them afterwards.
 
 It makes a mount namespace (inside a user namespace where it is not root), builds a tree in
 which every writable directory is an overlay whose changes lie under LAYER, makes that tree
@@ -123,8 +126,9 @@ def enter_namespace(user: bool) -> bool:
 class Tree:
     """The new root under ``layer``, made directory by directory."""
 
-    def __init__(self, layer: str, user: bool) -> None:
+    def __init__(self, layer: str, user: bool, whole: bool = False) -> None:
         self.layer = layer
+        self.whole = whole
         self.new = os.path.join(layer, "root")
         self.user = user
         self.mounts = mounts()
@@ -224,7 +228,10 @@ class Tree:
         opened = [os.open(name, os.O_PATH | os.O_DIRECTORY) for name in names]
         lower, upper, work = (f"/proc/self/fd/{number}" for number in opened)
         data = f"lowerdir={lower},upperdir={upper},workdir={work}"
-        tries = ["volatile,redirect_dir=on", "redirect_dir=on", "volatile"]
+        tries = ["volatile,redirect_dir=on", "redirect_dir=on", "redirect_dir=off"]
+        if self.whole:
+            both = "redirect_dir=off,metacopy=off"
+            tries = [f"volatile,{both}", both, "redirect_dir=off"]
         if self.user:
             tries = ["userxattr,volatile", "userxattr"]
         try:
@@ -321,11 +328,11 @@ class Tree:
         return sorted(set(found))[:256]
 
 
-def enter(layer: str, user: bool) -> None:
+def enter(layer: str, user: bool, whole: bool) -> None:
     """Puts this process into the layer. Raises OSError; the process is then of no use."""
     here = os.getcwd()
     user = enter_namespace(user)
-    tree = Tree(layer, user)
+    tree = Tree(layer, user, whole)
     tree.build()
     os.chdir(tree.new)
     if _libc.pivot_root(b".", b".") == 0:
@@ -346,7 +353,7 @@ def main(arguments: list[str]) -> int:
         # Held by the command and, where it lets them, its children: high, out of their way.
         os.set_inheritable(fcntl.fcntl(alive, fcntl.F_DUPFD, 200), True)
         os.close(alive)
-        enter(layer, "--user" in options)
+        enter(layer, "--user" in options, "--whole" in options)
     except OSError as error:
         print(f"torcharena: no layer over the files: {error.strerror}", file=sys.stderr)
         return 125
