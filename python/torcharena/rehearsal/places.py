@@ -93,7 +93,7 @@ def holders(torch: Any, optimizers: list[Any], *, now: bool = False) -> dict[str
         _label(torch, device, blocks, optimizers)
         live, requested = _live(blocks, len(entries), now)
         if requested > best["requested"]:
-            best = {"device": device, "requested": requested, **_summary(live)}
+            best = {"device": device, "requested": requested, "now": now, **_summary(live)}
     return best
 
 

@@ -251,8 +251,8 @@ class Report:
                 lines += _wrapped(
                     f"{name}: {format_size(abs(said.margin or 0))} "
                     f"{'left' if (said.margin or 0) >= 0 else 'wanting'}, and no telling "
-                    f"within {format_size(said.unsure)} (2 % of the peak, and what is not "
-                    "measured of the card)",
+                    f"within {format_size(said.unsure)} (a share of the peak, and what is "
+                    "not measured of the card)",
                     width,
                 )
             if run.ooms and run.exit_code == 0:
@@ -301,8 +301,9 @@ class Report:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
         kinds = ", ".join(f"{kind} {format_size(size)}" for kind, size in found["kinds"].items())
+        what = "was held when memory ran out" if found.get("now") else "holds the peak"
         lines = _wrapped(
-            f"What holds the peak ({format_size(found['requested'])}{step}): {kinds}", width
+            f"What {what} ({format_size(found['requested'])}{step}): {kinds}", width
         )
         for row in found["places"]:
             kind = "" if row["kind"] == "other" else f" ({row['kind']})"

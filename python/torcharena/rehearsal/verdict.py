@@ -28,7 +28,7 @@ FAILED = "the script failed"
 _CODES = {FITS: 0, FAILED: 1, DOES_NOT_FIT: 3, TOO_CLOSE: 4, CANNOT_TELL: 4}
 _PAGE = 4 << 20
 # How far a simulated peak may be from a GPU's (docs/rehearsal.md has the measurements).
-_INEXACT = 0.02
+_INEXACT = {"arena": 0.01, "expandable": 0.02, "native": 0.02}
 
 
 @dataclass
@@ -64,7 +64,7 @@ def judge(run: Run, need: int | None) -> Verdict:
         return Verdict(FAILED, why=f"exit code {run.exit_code}")
     if need is None:
         return Verdict(DOES_NOT_FIT, why="it runs out of memory")
-    unsure += int(need * _INEXACT)
+    unsure += int(need * _INEXACT[run.allocator])
     margin = free - need
     if run.oom:
         answer = TOO_CLOSE if margin >= -unsure else DOES_NOT_FIT
