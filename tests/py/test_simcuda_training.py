@@ -39,7 +39,8 @@ def test_a_linear_models_peak_is_what_it_adds_up_to() -> None:
     # expanded, which the product takes as a whole matrix.
     expected = 3 * weights + 2 * activation + weights
     assert expected <= seen["requested"] <= expected + seen["workspace"] + activation
-    assert 0 < seen["workspace"] < 40 << 20
+    # cuBLAS's: 32 MiB for this thread's handle, 32 for autograd's
+    assert 64 << 20 <= seen["workspace"] < (64 << 20) + 4096
 
 
 def test_gpt_trains() -> None:
@@ -80,7 +81,7 @@ def test_gpt_trains() -> None:
     seen = said(done)
     assert seen["peaks"][1] == seen["peaks"][2] == seen["peaks"][3]
     assert seen["peaks"][3] > 4 * seen["parameters"]
-    assert 3 * seen["parameters"] <= seen["now"] <= 3 * seen["parameters"] + (48 << 20)
+    assert 3 * seen["parameters"] <= seen["now"] <= 3 * seen["parameters"] + (66 << 20)
 
 
 def test_convolutions_with_batch_norm_train() -> None:
@@ -111,7 +112,7 @@ def test_recurrent_networks_train() -> None:
         """
         import torch.nn as nn
         for cell, more in ((nn.LSTM, dict(bidirectional=True, dropout=0.1)), (nn.GRU, {}),
-                           (nn.RNN, {}), (nn.LSTM, dict(proj_size=16, bias=False))):
+                           (nn.RNN, {}), (nn.LSTM, dict(proj_size=16))):
             m = cell(24, 32, num_layers=2, batch_first=True, **more).cuda()
             count = sum(p.numel() for p in m.parameters())
             m.flatten_parameters()

@@ -36,6 +36,8 @@ _WORK = 1 << 25  # multiplications up to which a product is computed
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
 _aten = torch.ops.aten
 
+_PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
 _VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM = range(7)
 
 # Integers in their results are for the backward pass alone, or states of generators.
@@ -233,7 +235,11 @@ class Values(TorchDispatchMode):
     # --- what is known ------------------------------------------------------------------
     def known(self, tensor: torch.Tensor) -> bool:
         """True where the contents are kept: integers, booleans, small floats, the CPU's."""
-        if not tensor.is_cuda or not _is_float(tensor):
+        if not tensor.is_cuda:
+            return True
+        if tensor.layout is not torch.strided:
+            return False
+        if not _is_float(tensor):
             return True
         if tensor.numel() > self.limit:
             return False
@@ -307,8 +313,8 @@ class Values(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         for kind in types:
-            if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-                return NotImplemented
+            if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
+                return NotImplemented  # a subclass has its say first
         kwargs = kwargs or {}
         plan = self.plans.get(func)
         if plan is None:
@@ -324,7 +330,9 @@ class Values(TorchDispatchMode):
             args = self._indices(args)
         elif kind == _DYNAMIC:
             inputs = _tensors(args, [])
-            if any(t.is_cuda for t in inputs):
+            if any(t.is_cuda for t in inputs) and all(
+                t.layout is torch.strided for t in inputs
+            ):
                 return self._sized_by_values(func, plan, args, kwargs, inputs)
         result = func(*args, **kwargs)
         self._after(func, plan, args, kwargs, result)
@@ -421,6 +429,8 @@ class Values(TorchDispatchMode):
             return
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
+        if any(t.layout is not torch.strided for t in unknown):
+            return
         integers = [t for t in wanted if not _is_float(t)]
         if unknown:
             self.guessed[plan.name] += 1
