@@ -15,7 +15,7 @@ TIMEOUT = 300  # seconds; a busy machine takes ten times what an idle one does
 
 # Puts the values mode around the code, as a rehearsal does.
 _VALUES = """
-from torcharena._values import Values
+from torcharena.rehearsal.values import Values
 values = Values()
 values.__enter__()
 """
