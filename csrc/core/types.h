@@ -221,6 +221,7 @@ struct ta_device {
     _Atomic uint64_t tick;
     uint64_t device_passed; /* what was released before this tick no replay uses */
     ta_ready ready;
+    uint64_t moves; /* of pages, since memory was last given back */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
