@@ -201,6 +201,7 @@ typedef struct ta_stats {
     uint64_t calls_reserve, calls_create, calls_release, calls_map, calls_unmap,
         calls_access, calls_event; /* driver calls, by kind; a range counts once */
     uint64_t arenas, streams;
+    uint64_t pool_arenas; /* of the arenas: those of graph pools */
     uint64_t holes[3]; /* free pieces between blocks, by kind, with or without pages */
 } ta_stats;
 /* TA_INVALID for a device never used: *stats is then all zero, limits included. */
