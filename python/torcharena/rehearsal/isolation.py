@@ -16,7 +16,7 @@ guard   an audit hook in each Python process (``isolation_guard``). Files that e
         protected from Python code, and from torch.save, torch.jit.save and safetensors: the
         script is refused, and told how to go on. What it makes anew is taken away at the end.
         Other programs it starts, C libraries that open files for themselves, and times of
-        access and change are not covered. Caches (HF_HOME, ~/.cache) stay as they are.
+        access and change are not covered (``left`` names what is found afterwards). Caches (HF_HOME, ~/.cache) stay as they are.
 
 A killed run leaves nothing either: a small watcher process, in a session of its own, takes
 the directory away once neither the caller nor the command is there; should it be killed too,
@@ -75,7 +75,12 @@ SWITCHES = {
     "DO_NOT_TRACK": "1",
 }
 #: Variables that would point into a run that exists.
-_DROPPED = ("WANDB_RUN_ID", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "COMET_EXPERIMENT_KEY")
+_DROPPED = (
+    "WANDB_RUN_ID",
+    "MLFLOW_RUN_ID",
+    "MLFLOW_EXPERIMENT_ID",
+    "COMET_EXPERIMENT_KEY",
+)
 #: Of a guarded run: what would change files that exist for no reason of the script's.
 _GUARDED = {
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -113,6 +118,9 @@ class Status:
     options: tuple[str, ...] = ()
 
 
+#: Bytes from which on more room for a layer is no better.
+ROOM = 16 << 30
+
 _known: dict[tuple[str, ...], Status] = {}
 
 
@@ -122,10 +130,10 @@ def forget() -> None:
 
 
 def _places() -> list[str]:
-    """Where a layer may lie, best first: on a disk, where scripts seldom write."""
+    """Where a layer may lie, best first: with room, on a disk, where scripts seldom write."""
     home = os.path.expanduser("~/.cache")
     found = []
-    for path in (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", home, "/dev/shm"):
+    for path in ("/var/tmp", os.environ.get("TMPDIR"), "/tmp", home, "/dev/shm"):
         if not path or not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
             continue
         path = os.path.realpath(path)
@@ -135,11 +143,13 @@ def _places() -> list[str]:
             trusted = False  # others could put something else in the place of the layer
         if trusted and path not in found and path not in ("/", os.getcwd()):
             found.append(path)
-    return found
+    return sorted(found, key=lambda path: -min(shutil.disk_usage(path).free, ROOM))
 
 
 def _command(layer: str, options: Iterable[str], argv: Iterable[str]) -> list[str]:
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "isolation_layer.py")
+    program = os.path.join(
+        os.path.dirname(os.path.abspath(__file__)), "isolation_layer.py"
+    )
     return [sys.executable, "-I", "-S", program, layer, *options, "--", *argv]
 
 
@@ -154,23 +164,27 @@ def _make(place: str) -> str:
 def _try(place: str, options: Sequence[str]) -> str:
     """An empty string where a layer works at ``place``, else what speaks against it."""
     layer = _make(place)
+    here = os.getcwd()
     try:
         os.mkfifo(os.path.join(layer, "alive"), 0o600)
-        victim = os.path.join(layer, "inside", "tmp", "victim")
+        witness = os.path.join(layer, "inside", "tmp", "witness")
+        name = os.path.basename(layer) + "-probe"
         program = (
-            f"import os; os.mkdir({PREFIX + 'probe'!r}); os.rmdir({PREFIX + 'probe'!r}); "
-            f"open({victim!r}, 'w').close()"
+            f"import os\nif os.access('.', os.W_OK): os.mkdir({name!r}); os.rmdir({name!r})\n"
+            f"open({witness!r}, 'w').close()"
         )
         found = subprocess.run(
             _command(layer, options, [sys.executable, "-I", "-S", "-c", program]),
-            cwd=place,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
+            env={**os.environ, "LD_PRELOAD": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=60,
             check=False,
         )
-        if found.returncode == 0 and os.path.exists(victim):
+        if found.returncode == 0 and os.path.exists(witness):
+            for path, why in _read_only(layer).items():
+                if os.access(path, os.W_OK) and (here + "/").startswith(path + "/"):
+                    return f"{path} cannot have one: {why}"
             return ""
         text = found.stderr.decode(errors="replace").strip()
         return text.splitlines()[-1].removeprefix("torcharena: ") if text else "it failed"
@@ -178,6 +192,14 @@ def _try(place: str, options: Sequence[str]) -> str:
         return str(error)
     finally:
         _remove(layer)
+
+
+def _read_only(layer: str) -> dict[str, str]:
+    """Directories that no layer could be put over, with the reason."""
+    with contextlib.suppress(OSError):
+        lines = map(json.loads, Path(layer, "manifest").read_text().splitlines())
+        return {one["unlayered"]: one["why"] for one in lines if "unlayered" in one}
+    return {}
 
 
 def _hint(why: str) -> str:
@@ -225,8 +247,10 @@ def status(*, mechanism: str | None = None, options: Sequence[str] = ()) -> Stat
 class Wrapped:
     """A command and environment to be run instead, and ``finish`` for afterwards.
 
-    ``note``: what holds for this run, one line for the user. After ``finish``: ``refused``
-    (paths that a guarded script was refused), ``kept`` (how many files are in ``keep``).
+    ``note``: what holds for this run, one line for the user. After ``finish``: ``kept``, how
+    many files are in ``keep``; ``read_only``, directories that no layer could be put over;
+    of a guarded run ``refused``, paths that the script was refused, and ``left``, what is new
+    in the working directory and not known to be the script's, so still there.
     """
 
     argv: list[str]
@@ -236,7 +260,10 @@ class Wrapped:
     layer: str
     keep: Path | None = None
     refused: list[str] = field(default_factory=list)
+    read_only: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     kept: int = 0
+    here: tuple[str, frozenset[str]] = ("", frozenset())
     started: float = 0.0
     _alive: int = -1
     _watcher: subprocess.Popen[bytes] | None = None
@@ -257,10 +284,15 @@ class Wrapped:
             self.refused = sorted(set(_names(os.path.join(inside, "refused"))))
             keeper = _Keeper(self.keep) if self.keep is not None else None
             if self.mechanism == "layer":
+                self.read_only = sorted(_read_only(self.layer))
                 if keeper is not None:
                     _keep_layer(self.layer, keeper)
             else:
                 _undo(inside, self.started, keeper)
+                folder, before = self.here
+                with contextlib.suppress(OSError):
+                    new = set(os.listdir(folder)) - before
+                    self.left = sorted(os.path.join(folder, name) for name in new)
             if keeper is not None:
                 self.kept = keeper.finish()
         finally:
@@ -287,7 +319,9 @@ def _shared(env: Mapping[str, str]) -> list[str]:
 def _caches(env: Mapping[str, str]) -> list[str]:
     home = env.get("HOME", os.path.expanduser("~"))
     names = [env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")]
-    names += [env[name] for name in ("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME") if env.get(name)]
+    names += [
+        env[name] for name in ("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME") if env.get(name)
+    ]
     return [os.path.realpath(name) for name in names]
 
 
@@ -312,7 +346,9 @@ def wrap(
     if keep is not None:
         kept = Path(keep).absolute()
         if kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
-            raise FileExistsError(f"{kept} holds something already: files are kept in a new place")
+            raise FileExistsError(
+                f"{kept} holds something already: files are kept in a new place"
+            )
     shared = [os.path.realpath(path) for path in share]
     for path in shared:
         if not os.path.exists(path):
@@ -361,6 +397,7 @@ def wrap(
         layer,
         kept,
         started=time.time(),
+        here=(os.getcwd(), frozenset(os.listdir())),
         _alive=alive,
         _watcher=watcher,
     )
@@ -393,7 +430,7 @@ def _watch(layer: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        env={},
+        env={**os.environ, "LD_PRELOAD": ""},
         start_new_session=True,
     )
 
@@ -470,7 +507,9 @@ def _remove_at(up: int, name: str, device: int) -> None:
 
 def _names(file: str) -> list[str]:
     try:
-        return [os.fsdecode(name) for name in Path(file).read_bytes().split(b"\0") if name]
+        return [
+            os.fsdecode(name) for name in Path(file).read_bytes().split(b"\0") if name
+        ]
     except OSError:
         return []
 
@@ -568,7 +607,9 @@ def _keep_layer(layer: str, keeper: _Keeper) -> None:
             keeper.deleted += [os.path.join(path, name) for name in old - now]
             for name in now:
                 was, new = os.path.join(path, name), os.path.join(place, name)
-                changed = name in one["copied"] and not filecmp.cmp(was, new, shallow=False)
+                changed = name in one["copied"] and not filecmp.cmp(
+                    was, new, shallow=False
+                )
                 if name not in old or changed:
                     keeper.tree(new, was)
 

@@ -37,9 +37,9 @@ import stat
 import sys
 
 LIVE = ("/proc", "/sys", "/dev", "/run")
-PSEUDO = frozenset(
-    "proc sysfs devtmpfs devpts cgroup cgroup2 mqueue debugfs tracefs securityfs pstore bpf "
-    "configfs fusectl hugetlbfs autofs binfmt_misc rpc_pipefs nsfs efivarfs selinuxfs".split()
+PSEUDO = (
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
+    "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs"
 )
 SMALL = 1 << 20  # a file between mounts is copied up to this many bytes, else read-only
 
@@ -66,7 +66,9 @@ def _checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+def mount(
+    source: str, target: str, kind: str = "", flags: int = 0, data: str = ""
+) -> None:
     """mount(2). Raises OSError."""
     _checked(
         _libc.mount(
@@ -91,7 +93,9 @@ def unescape(text: str) -> str:
 def mounts() -> dict[str, tuple[str, int]]:
     """Of each mount point its file system and MS_ flags; the topmost where several lie."""
     found: dict[str, tuple[str, int]] = {}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    with open(
+        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape"
+    ) as lines:
         for line in lines:
             left, right = line.split(" - ", 1)
             fields = left.split(" ")
@@ -135,12 +139,12 @@ class Tree:
         self.live = {path for path in LIVE if os.path.isdir(path)}
         self.points = [*self.mounts, *self.live, layer]
         self.layered: list[str] = []
-        self.manifest = open(os.path.join(layer, "manifest"), "a", encoding="ascii")
+        self.lines: list[str] = []
         self.count = 0
 
     def note(self, **what: object) -> None:
         """One line of the manifest."""
-        self.manifest.write(json.dumps(what) + "\n")
+        self.lines.append(json.dumps(what) + "\n")
 
     def build(self) -> None:
         """Everything."""
@@ -157,12 +161,13 @@ class Tree:
         for path in self.sockets():
             with contextlib.suppress(OSError):
                 self.bind(path)
-        self.manifest.close()
+        with open(os.path.join(self.layer, "manifest"), "w", encoding="ascii") as file:
+            file.writelines(self.lines)
 
     def place(self, path: str, flags: int) -> None:
         """``path``, a directory, in the new root, as it was mounted with ``flags``."""
         kind, flags = self.mounts.get(path, ("", flags))
-        if path in self.live or kind in PSEUDO:
+        if path in self.live or kind in PSEUDO.split():
             self.bind(path)
             return
         prefix = path if path == "/" else path + "/"
@@ -267,7 +272,9 @@ class Tree:
             else:
                 regular = entry.is_file()
                 with contextlib.suppress(OSError):
-                    self.bind(entry.path, regular, self.mounts.get(entry.path, ("", flags))[1])
+                    self.bind(
+                        entry.path, regular, self.mounts.get(entry.path, ("", flags))[1]
+                    )
         self.note(
             split=path,
             entries=[e.name for e in entries if e.path != self.layer],
@@ -323,7 +330,11 @@ class Tree:
                 path = line.rstrip("\n").split(" /", 1)[-1]
                 path = "/" + path
                 below = any(path.startswith(layer + "/") for layer in self.layered)
-                if below and os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+                if (
+                    below
+                    and os.path.exists(path)
+                    and stat.S_ISSOCK(os.stat(path).st_mode)
+                ):
                     found.append(os.path.realpath(path))
         return sorted(set(found))[:256]
 
