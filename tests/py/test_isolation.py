@@ -4,7 +4,6 @@ behind the guard; and nothing is left of either."""
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -15,19 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-SOURCE = (
-    Path(__file__).parents[2] / "python" / "torcharena" / "rehearsal" / "isolation.py"
-)
-spec = importlib.util.spec_from_file_location("isolation_tested", SOURCE)
-assert spec is not None and spec.loader is not None
-isolation: Any = importlib.util.module_from_spec(spec)
-sys.modules["isolation_tested"] = isolation
-spec.loader.exec_module(isolation)
+from torcharena.rehearsal import isolation, isolation_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
-WAYS = {"layer": (), "user": ("--user",)}
+PACKAGE = str(Path(isolation.__file__).parents[2])
+WAYS: dict[str, tuple[str, ...]] = {"layer": (), "user": ("--user",)}
 
 
 def layer_options(way: str) -> dict[str, Any]:
@@ -307,11 +299,9 @@ def test_a_killed_run_leaves_nothing(
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     outer = f"""
-import importlib.util, os, subprocess, sys
-spec = importlib.util.spec_from_file_location("isolation_tested", {str(SOURCE)!r})
-isolation = importlib.util.module_from_spec(spec)
-sys.modules["isolation_tested"] = isolation
-spec.loader.exec_module(isolation)
+import os, subprocess, sys
+sys.path.insert(0, {PACKAGE!r})
+from torcharena.rehearsal import isolation
 wrapped = isolation.wrap([sys.executable, "-c", {inner!r}], dict(os.environ), **{how!r})
 print(wrapped.layer, flush=True)
 with wrapped:
@@ -338,6 +328,7 @@ with wrapped:
 def test_the_next_run_takes_away_what_nobody_could(place: Path) -> None:
     where = isolation.status().place
     wrapped = isolation.wrap(["true"], {})
+    assert wrapped._watcher is not None
     wrapped._watcher.kill()
     wrapped._watcher.wait()
     os.close(wrapped._alive)
@@ -355,10 +346,10 @@ def test_taking_away_follows_no_link(place: Path, tmp_path: Path) -> None:
     (doomed / "closed" / "out").symlink_to(place / "a.txt")
     (doomed / "closed").chmod(0)
     before = tree(place)
-    isolation._remove(str(doomed))
+    isolation_files.remove(str(doomed))
     assert not doomed.exists() and tree(place) == before
     (tmp_path / "link").symlink_to(place)
-    isolation._remove(str(tmp_path / "link"))
+    isolation_files.remove(str(tmp_path / "link"))
     assert tree(place) == before
 
 
@@ -368,11 +359,9 @@ def test_a_read_only_file_system_stays_so(place: Path, way: str) -> None:
     layer_options(way)
     (place / "ro").mkdir()
     program = f"""
-import importlib.util, os, subprocess, sys
-spec = importlib.util.spec_from_file_location("isolation_tested", {str(SOURCE)!r})
-isolation = importlib.util.module_from_spec(spec)
-sys.modules["isolation_tested"] = isolation
-spec.loader.exec_module(isolation)
+import os, subprocess, sys
+sys.path.insert(0, {PACKAGE!r})
+from torcharena.rehearsal import isolation
 inner = "import os\\nopen('a.txt', 'w')\\nopen('top', 'w')\\nopen('sub/d.txt', 'w')\\n" \\
     "assert open('ro/f').read() == 'f'\\ntry: open('ro/f', 'w')\\n" \\
     "except OSError as e: print('errno', e.errno)"

@@ -157,7 +157,7 @@ class _After:
             run(module)
             then(module)
 
-        loader.exec_module = run_then
+        setattr(loader, "exec_module", run_then)  # noqa: B010
         return spec
 
 
@@ -218,7 +218,7 @@ class Guard:
             "os.remove": lambda a: self.change("delete", a[0], a[1]),
             "os.rmdir": lambda a: self.change("delete", a[0], a[1]),
             "os.rename": lambda a: self.rename(*a),
-            "os.link": lambda a: (self.change("link", a[0], a[2]), self.make(a[1], a[3])),
+            "os.link": lambda a: self.link(*a),
             "os.symlink": lambda a: self.make(a[1], a[2]),
             "os.truncate": lambda a: self.write(a[0]),
             "os.chmod": lambda a: self.change("change the mode of", a[0], a[2], True),
@@ -323,6 +323,11 @@ class Guard:
             real = os.path.realpath(real)
         if real is not None and os.path.lexists(real) and not self.mine(real):
             self.refuse(what, real)
+
+    def link(self, src: Any, dst: Any, src_fd: int = -1, dst_fd: int = -1) -> None:
+        """Of the event `os.link`: by another name a file could be changed unseen."""
+        self.change("link", src, src_fd)
+        self.make(dst, dst_fd)
 
     def socket(self, address: Any) -> None:
         """Before a socket is bound; of a name in the file system it makes a file."""
