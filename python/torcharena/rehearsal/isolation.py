@@ -354,6 +354,7 @@ def wrap(
         Path(layer, "share").write_bytes(b"\0".join(map(os.fsencode, shared)))
         _write_site(inside)
         Path(inside, "mode").write_text(chosen.mechanism)
+        Path(layer, "mode").write_text(chosen.mechanism)  # not the command's to change
         Path(inside, "why").write_text(chosen.why)
         free = [*shared, *_caches(env), "/dev", "/proc", "/run"]
         Path(inside, "free").write_bytes(b"\0".join(map(os.fsencode, free)))
@@ -388,10 +389,17 @@ def wrap(
         layer,
         kept,
         started=time.time(),
-        here=(os.getcwd(), frozenset(os.listdir())),
+        here=_listing(chosen.mechanism),
         _alive=alive,
         _watcher=watcher,
     )
+
+
+def _listing(mechanism: str) -> tuple[str, frozenset[str]]:
+    with contextlib.suppress(OSError):
+        if mechanism == "guard":
+            return os.getcwd(), frozenset(os.listdir())
+    return "", frozenset()
 
 
 def _write_site(inside: str) -> None:

@@ -44,8 +44,8 @@ def watch(layer: str) -> None:
         pass
     if os.path.isdir(layer):
         inside = os.path.join(layer, "inside")
-        if Path(inside, "mode").read_text() == "guard":
-            undo(inside, os.stat(Path(inside, "mode")).st_mtime, None)
+        if Path(layer, "mode").read_text() == "guard":
+            undo(inside, os.stat(Path(layer, "mode")).st_mtime, None)
         remove(layer)
 
 

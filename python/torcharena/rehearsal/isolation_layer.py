@@ -41,6 +41,7 @@ PSEUDO = (
     "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
     "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs"
 )
+DISKS = "btrfs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus ntfs3 vfat xfs zfs"
 SMALL = 1 << 20  # a file between mounts is copied up to this many bytes, else read-only
 
 NEWNS, NEWUSER = 0x20000, 0x10000000
@@ -167,11 +168,21 @@ class Tree:
     def place(self, path: str, flags: int) -> None:
         """``path``, a directory, in the new root, as it was mounted with ``flags``."""
         kind, flags = self.mounts.get(path, ("", flags))
-        if path in self.live or kind in PSEUDO.split():
-            self.bind(path)
-            return
         prefix = path if path == "/" else path + "/"
-        if any(point.startswith(prefix) and point != path for point in self.points):
+        inner = [
+            point for point in self.points if point.startswith(prefix) and point != path
+        ]
+        if path in self.live:
+            self.bind(path)
+            for point in inner:  # a disk that the desktop mounts under /run/media
+                kind, flags = self.mounts.get(point, ("tmpfs", 0))
+                if not flags & MS_RDONLY and kind in DISKS.split():
+                    self.overlay(point, flags)
+        elif kind == "autofs" and inner:
+            self.split(path, flags, {one[len(prefix) :].split("/")[0] for one in inner})
+        elif kind in PSEUDO.split():
+            self.bind(path)
+        elif inner:
             self.split(path, flags)
         elif flags & MS_RDONLY:
             self.bind(path)
@@ -218,14 +229,20 @@ class Tree:
         try:
             self._overlay(path, place, part, flags)
         except OSError as error:
-            try:
-                self.bind(path, True, flags)
-            except OSError:
-                self.bind(path)  # what cannot even be read-only is none of this user's
-            self.note(unlayered=path, why=str(error))
+            self.protect(path, flags, str(error))
             return
         self.layered.append(path)
         self.note(layer=part, path=path)
+
+    def protect(self, path: str, flags: int, why: str) -> None:
+        """``path`` read-only. Raises OSError where it can neither be, and is writable."""
+        try:
+            self.bind(path, True, flags)
+        except OSError:
+            if os.access(path, os.W_OK):
+                raise
+            self.bind(path)
+        self.note(unlayered=path, why=why)
 
     def _overlay(self, path: str, place: str, part: str, flags: int) -> None:
         # By descriptors: the option string has no room for colons, commas or long names.
@@ -251,13 +268,16 @@ class Tree:
             for number in opened:
                 os.close(number)
 
-    def split(self, path: str, flags: int) -> None:
-        """``path`` as a real directory of the new root, each of its entries in its own way."""
+    def split(self, path: str, flags: int, only: set[str] | None = None) -> None:
+        """``path`` as a real directory of the new root, each of its entries in its own way;
+        ``only`` these, where to touch others would mount them."""
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-        except PermissionError:
-            self.bind(path)
+        except PermissionError as error:
+            self.protect(path, flags, str(error))
             return
+        if only is not None:
+            entries = [entry for entry in entries if entry.name in only]
         place = self.target(path)
         copied: list[str] = []
         for entry in entries:
