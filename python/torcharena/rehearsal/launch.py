@@ -31,6 +31,7 @@ __all__ = [
     "library",
     "machine",
     "run",
+    "watched_environment",
 ]
 
 ALLOCATORS = ("arena", "expandable", "native")
@@ -249,20 +250,6 @@ def run(
 ) -> Run:
     """Runs ``command`` to its end on simulated GPUs. ``folder``: an empty one for results
     and traces, which the caller removes. ``quiet``: what it prints is kept, not shown."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    base = {k: v for k, v in os.environ.items() if k not in _OWN_SETTINGS}
-    env = environment(card.spelt(), gpus, allocator, base)
-    here = Path(__file__).resolve()
-    _put_first(env, "PYTHONPATH", str(here.parents[2]))
-    _put_first(env, "PYTHONPATH", str(here.parent / "site"))
-    state = Path(folder) / "machine"
-    state.mkdir()
-    env["TORCHARENA_SIM_DIR"] = str(state)
-    env["TORCHARENA_SIM_SEED"] = str(seed)
-    if allocator == "arena":
-        env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
-        if limit is not None:
-            env["TORCHARENA_LIMIT"] = f"{limit // 1024}KiB"
     job = Job(
         folder=folder,
         allocator=allocator,
@@ -275,7 +262,7 @@ def run(
         places=find_places,
         peak_step=peak_step,
     )
-    env[JOB] = job.spelt()
+    env = watched_environment(card, folder=folder, gpus=gpus, job=job)
     env.update(extra or {})
     result = Run(allocator, card, limit)
     started = time.monotonic()
@@ -292,6 +279,31 @@ def run(
     if log is not None:
         result.output = Path(log).read_text(errors="replace")[-4000:]
     return result
+
+
+def watched_environment(
+    card: Card, *, folder: str, gpus: int = 1, job: Job | None = None
+) -> dict[str, str]:
+    """The environment of a rehearsed process: simulated GPUs of its own, and the watcher.
+    ``folder``: an empty one for the machine's state and what processes leave. ``job``: by
+    default, run to the end under torch's own allocator."""
+    if job is None:
+        job = Job(folder=folder, steps=0)
+    base = {k: v for k, v in os.environ.items() if k not in _OWN_SETTINGS}
+    env = environment(card.spelt(), gpus, job.allocator, base)
+    here = Path(__file__).resolve()
+    _put_first(env, "PYTHONPATH", str(here.parents[2]))
+    _put_first(env, "PYTHONPATH", str(here.parent / "site"))
+    state = Path(folder) / "machine"
+    state.mkdir(parents=True)
+    env["TORCHARENA_SIM_DIR"] = str(state)
+    env["TORCHARENA_SIM_SEED"] = str(job.seed)
+    if job.allocator == "arena":
+        env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
+        if job.limit is not None:
+            env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
+    env[JOB] = job.spelt()
+    return env
 
 
 class _Bare:

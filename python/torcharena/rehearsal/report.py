@@ -149,6 +149,7 @@ class Report:
         card = self.card
         found: dict[str, Any] = {
             "command": self.command,
+            "script": self.command[0],
             "gpu": {
                 "key": card.key,
                 "name": card.name,
@@ -163,6 +164,14 @@ class Report:
         rows = [outcome.as_json() for outcome in self.outcomes]
         if len(rows) == 1:
             found.update(rows[0])
+        else:
+            found.update(
+                peak_requested=self.peak_requested,
+                oom=any(row["oom"] for row in rows),
+                timed_out=any(row["timed_out"] for row in rows),
+                exit_code=next((r["exit_code"] for r in rows if r["exit_code"]), 0),
+                seconds=round(sum(row["seconds"] for row in rows), 2),
+            )
         found.update(
             verdict=self.verdict,
             smallest_cap=self.smallest_cap,
