@@ -1,5 +1,5 @@
 """A small GPT under torch.compile's default mode, three lengths."""
-# ruff: noqa: B007, B905, E741, F401
+# ruff: noqa: B007, E741, F401
 
 import torch
 import torch.nn.functional as F

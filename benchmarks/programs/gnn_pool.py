@@ -1,5 +1,5 @@
 """torch-geometric: graph attention with top-k pooling; sizes depend on scores."""
-# ruff: noqa: B007, B905, E741, F401
+# ruff: noqa: E741, F401
 
 import torch
 import truth

@@ -1,5 +1,5 @@
 """A convolutional U-Net denoiser with attention at the bottom, cudnn.benchmark on, several image sizes."""
-# ruff: noqa: B007, B905, E741, F401
+# ruff: noqa: B007, E741, F401
 
 import torch
 import torch.nn as nn

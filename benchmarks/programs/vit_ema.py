@@ -1,5 +1,5 @@
 """timm ViT-B with mixup, channels_last, autocast, gradient clipping, an exponential moving average and an evaluation with another batch size."""
-# ruff: noqa: B007, B905, E741, F401
+# ruff: noqa: B905, E741, F401
 
 import copy
 

@@ -39,11 +39,19 @@ kept = [fill(1) for _ in range(6)]
 
 
 def rehearse(
-    folder: Path, script: str, *options: str, args: tuple[str, ...] = (), program: Any = None
+    folder: Path,
+    script: str,
+    *options: str,
+    args: tuple[str, ...] = (),
+    program: Any = None,
 ) -> tuple[int, dict[str, Any], str]:
     """(exit code, the object, all it printed)."""
     (folder / "program.py").write_text(script)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTORCH_", "TORCHARENA_"))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTORCH_", "TORCHARENA_"))
+    }
     env["PYTHONPATH"] = str(PACKAGE.parent)
     done = subprocess.run(
         [
@@ -60,7 +68,11 @@ def rehearse(
         check=False,
     )
     assert done.stdout.strip(), done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+    return (
+        done.returncode,
+        json.loads(done.stdout.splitlines()[-1]),
+        done.stdout + done.stderr,
+    )
 
 
 def test_all_allocators_fit(tmp_path: Path) -> None:
@@ -71,7 +83,11 @@ def test_all_allocators_fit(tmp_path: Path) -> None:
     assert code == 0 and found["verdict"] == "fits"
     assert said.count("args ['0', '--gpu']") == 1  # the first run's output alone
     assert not (tmp_path / "left-behind.txt").exists()
-    assert [row["allocator"] for row in found["runs"]] == ["arena", "expandable", "native"]
+    assert [row["allocator"] for row in found["runs"]] == [
+        "arena",
+        "expandable",
+        "native",
+    ]
     assert len({row["peak_requested"] for row in found["runs"]}) == 1
     assert all(row["steps"] == 3 and row["ended"] == "itself" for row in found["runs"])
     peak = found["peak_requested"]
@@ -109,14 +125,18 @@ def test_it_is_too_close_to_tell_on_either_side(tmp_path: Path) -> None:
     code, found, _ = rehearse(tmp_path, FILL, "--limit", "6GiB", "--allocator", "native")
     assert code == 4 and found["verdict"] == "too close to tell" and not found["oom"]
     assert found["margin"] == 0
-    code, found, _ = rehearse(tmp_path, FILL, "--limit", "6140MiB", "--allocator", "arena")
+    code, found, _ = rehearse(
+        tmp_path, FILL, "--limit", "6140MiB", "--allocator", "arena"
+    )
     assert code == 4 and found["verdict"] == "too close to tell" and found["oom"]
     assert found["margin"] == -(4 << 20)
 
 
 def test_the_script_fails(tmp_path: Path) -> None:
     code, found, _ = rehearse(tmp_path, TRAIN, "--allocator", "native", args=("5",))
-    assert code == 1 and found["exit_code"] == 5 and found["verdict"] == "the script failed"
+    assert (
+        code == 1 and found["exit_code"] == 5 and found["verdict"] == "the script failed"
+    )
     script = "import torch\ntorch.ones(1, device='cuda')\nraise KeyError('mine')\n"
     code, found, said = rehearse(tmp_path, script)
     assert code == 1 and "KeyError: 'mine'" in found["error"] and "mine" in said

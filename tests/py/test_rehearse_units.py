@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from torcharena.rehearsal import api, cards, command, launch, places, rehearsing, verdict
 from torcharena.rehearsal.launch import Run
 from torcharena.rehearsal.report import Outcome, Report
@@ -122,7 +121,9 @@ def test_the_catalogue_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_after_the_program_are_its_own() -> None:
-    options = command.parser().parse_args(["--gpu", "t4", "-m", "mod", "--gpu", "x", "-m"])
+    options = command.parser().parse_args(
+        ["--gpu", "t4", "-m", "mod", "--gpu", "x", "-m"]
+    )
     assert (options.gpu, options.module, options.program) == ("t4", True, "mod")
     assert options.arguments == ["--gpu", "x", "-m"]
 
@@ -164,19 +165,19 @@ def a_run(
     timed_out: bool = False,
     **process: Any,
 ) -> Run:
-    device = dict(
-        device=0,
-        peak_requested=reserved * 9 // 10,
-        peak_allocated=reserved * 9 // 10,
-        peak_reserved=reserved,
-        allocations=100,
-        retries=0,
-        ooms=ooms,
-    )
-    default: dict[str, Any] = dict(
-        pid=1, rank=None, devices=[device], steps=0, ended="itself", moved_at=0, seen=[],
-        oom=None, holders=None, guessed={}, arena=allocator == "arena",
-    )  # fmt: skip
+    device = {
+        "device": 0,
+        "peak_requested": reserved * 9 // 10,
+        "peak_allocated": reserved * 9 // 10,
+        "peak_reserved": reserved,
+        "allocations": 100,
+        "retries": 0,
+        "ooms": ooms,
+    }
+    default: dict[str, Any] = {
+        "pid": 1, "rank": None, "devices": [device], "steps": 0, "ended": "itself", "moved_at": 0, "seen": [],
+        "oom": None, "holders": None, "guessed": {}, "arena": allocator == "arena",
+    }  # fmt: skip
     run = Run(allocator, cards.find(gpu), limit, exit_code=exit_code, timed_out=timed_out)
     run.processes.append(default | process)
     return run
@@ -253,7 +254,11 @@ def test_smallest_cap_and_the_peaks_step(tmp_path: Path) -> None:
 
 def a_report() -> Report:
     stack = [
-        {"file": str(ROOT / "tests/py/test_rehearse_units.py"), "line": 1, "function": "f"},
+        {
+            "file": str(ROOT / "tests/py/test_rehearse_units.py"),
+            "line": 1,
+            "function": "f",
+        },
         {"file": "/x/lib/python3/site-packages/torch/nn.py", "line": 5, "function": "g"},
     ]
     holders = {
@@ -366,7 +371,9 @@ def test_wrong_arguments_from_python() -> None:
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 20])
-@pytest.mark.parametrize(("start", "most", "multiple"), [(1, 20, 1), (4, 20, 4), (3, 17, 5)])
+@pytest.mark.parametrize(
+    ("start", "most", "multiple"), [(1, 20, 1), (4, 20, 4), (3, 17, 5)]
+)
 def test_the_search_finds_the_largest(
     largest: int, start: int, most: int, multiple: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

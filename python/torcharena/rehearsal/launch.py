@@ -101,7 +101,8 @@ def _conf(env: dict[str, str], expandable: bool) -> str:
     kept = [
         part
         for part in given.split(",")
-        if part.strip() and part.partition(":")[0].strip() not in ("expandable_segments", "backend")
+        if part.strip()
+        and part.partition(":")[0].strip() not in ("expandable_segments", "backend")
     ]
     return ",".join([*kept, *(["expandable_segments:True"] if expandable else [])])
 
@@ -123,7 +124,9 @@ def command_of(program: str, module: bool = False) -> list[str]:
     FileNotFoundError, saying which."""
     if module:
         return [sys.executable, "-m", program]
-    if os.path.isfile(program) and not (os.access(program, os.X_OK) and _is_binary(program)):
+    if os.path.isfile(program) and not (
+        os.access(program, os.X_OK) and _is_binary(program)
+    ):
         return [sys.executable, program]
     beside = Path(sys.executable).parent / program
     if os.sep not in program and beside.is_file():
@@ -186,7 +189,9 @@ class Run:
     @property
     def retries(self) -> int:
         """Times that torch's allocator had to give its cache back first."""
-        return max((d["retries"] for p in self.processes for d in p["devices"]), default=0)
+        return max(
+            (d["retries"] for p in self.processes for d in p["devices"]), default=0
+        )
 
     @property
     def oom(self) -> bool:

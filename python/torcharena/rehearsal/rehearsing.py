@@ -167,7 +167,9 @@ class _Session:
                 second = self.once(done.allocator, self.card, less)
             if second.exit_code == 0 and not second.timed_out:
                 outcome.verdict = replace(
-                    first, answer=verdict.FITS, why="also with less: it gives back its cache"
+                    first,
+                    answer=verdict.FITS,
+                    why="also with less: it gives back its cache",
                 )
         return outcome
 

@@ -194,7 +194,7 @@ class Report:
     def text(self, width: int = 80) -> str:
         """The report in lines of at most ``width`` columns, at least 60."""
         width = max(60, width)
-        lines = self._head(width) + [""] + self._table()
+        lines = [*self._head(width), "", *self._table()]
         for section in (self._ends, self._cap, self._holders, self._doubts):
             told = section(width)
             if told:
@@ -240,11 +240,14 @@ class Report:
             elif run.failed:
                 error = run.first("error") or "it printed no Python error"
                 lines += _wrapped(
-                    f"{name}: the script failed with exit code {run.exit_code}: {error}", width
+                    f"{name}: the script failed with exit code {run.exit_code}: {error}",
+                    width,
                 )
                 if run.output:
-                    lines += ["  " + _shortened(line, width - 2)
-                              for line in run.output.splitlines()[-12:]]
+                    lines += [
+                        "  " + _shortened(line, width - 2)
+                        for line in run.output.splitlines()[-12:]
+                    ]
             elif run.oom:
                 oom = run.first("oom") or {}
                 wanted = oom.get("wanted")
@@ -254,7 +257,9 @@ class Report:
                     if outcome.need is None
                     else f"; with memory enough it takes {format_size(outcome.need)}"
                 )
-                lines += _wrapped(f"{name}: runs out of memory{asked}{needs}, here:", width)
+                lines += _wrapped(
+                    f"{name}: runs out of memory{asked}{needs}, here:", width
+                )
                 lines += _stack(oom.get("stack") or [], width)
             elif said.answer == verdict.TOO_CLOSE:
                 lines += _wrapped(
@@ -274,7 +279,8 @@ class Report:
                 )
             if name != "arena" and any(p["arena"] for p in run.processes):
                 lines += _wrapped(
-                    f"{name}: the script enables torcharena itself, so this is the arena", width
+                    f"{name}: the script enables torcharena itself, so this is the arena",
+                    width,
                 )
             if not run.processes and not run.failed and not run.timed_out:
                 lines += _wrapped(f"{name}: it used no CUDA memory", width)
@@ -309,7 +315,9 @@ class Report:
         if not found or "places" not in found:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
-        kinds = ", ".join(f"{kind} {format_size(size)}" for kind, size in found["kinds"].items())
+        kinds = ", ".join(
+            f"{kind} {format_size(size)}" for kind, size in found["kinds"].items()
+        )
         what = "was held when memory ran out" if found.get("now") else "holds the peak"
         lines = _wrapped(
             f"What {what} ({format_size(found['requested'])}{step}): {kinds}", width
@@ -335,7 +343,8 @@ class Report:
             told = ", ".join(f"{name} {count:,}" for name, count in most)
             more = f" and {len(self.guessed) - 6} more" if len(self.guessed) > 6 else ""
             lines += _wrapped(
-                f"Values not computed, so results here were guessed: {told}{more} times.", width
+                f"Values not computed, so results here were guessed: {told}{more} times.",
+                width,
             )
         first = self.outcomes[0].run
         if first.refused:
