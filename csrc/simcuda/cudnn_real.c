@@ -46,16 +46,16 @@ size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *tex
     return length > 0 && (size_t)length < size ? (size_t)length : 0;
 }
 
-/* The library beside the libcudnn that PyTorch loaded: the one with the heuristics. */
-static void *open_library(void) {
+/* A library of cuDNN's, from where PyTorch's libcudnn is. */
+static void *open_library(const char *name) {
     void *front = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     void *symbol = front ? dlsym(front, "cudnnGetVersion") : NULL;
     Dl_info info;
     if (!symbol || !dladdr(symbol, &info) || !info.dli_fname) return NULL;
     const char *slash = strrchr(info.dli_fname, '/');
     char path[4096];
-    int length = snprintf(path, sizeof path, "%.*slibcudnn_graph.so.9",
-                          slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname);
+    int length = snprintf(path, sizeof path, "%.*s%s",
+                          slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname, name);
     if (length < 0 || (size_t)length >= sizeof path) return NULL;
     return dlopen(path, RTLD_LAZY | RTLD_LOCAL);
 }
@@ -74,8 +74,10 @@ static void load(void) {
     why = "TORCHARENA_SIM_CUDNN=guess";
     if (wanted && strcmp(wanted, "guess") == 0) return;
     why = "no libcudnn.so.9 is loaded";
-    void *library = open_library();
+    void *library = open_library("libcudnn_graph.so.9");
     if (!library) return;
+    void *engines = open_library("libcudnn_engines_precompiled.so.9");
+    if (engines) ta_sc_redirect_blas(engines);
     struct {
         void *to;
         const char *name;

@@ -23,6 +23,9 @@ const ta_sc_real_dnn *ta_sc_real_dnn_get(void);
  * 0 where `size` is too small. */
 size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *text, size_t size);
 
+/* Gives a library of cuDNN a cuBLASLt that needs no GPU (cudnn_redirect.c). */
+bool ta_sc_redirect_blas(void *library);
+
 /* For the report: a size was told by the real library, or guessed by us. */
 void ta_sc_workspace_told(uint64_t bytes);
 void ta_sc_workspace_guessed(uint64_t bytes);
