@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -44,6 +45,8 @@ class Job:
     seed: int = 0
     values: bool = True
     values_limit: int | None = None
+    world_size: int | None = None  # one process stands for rank `rank` of so many
+    rank: int = 0
     places: bool = False  # find out what holds the peak
     peak_step: int | None = None  # the step in which it is known to stand
 
@@ -124,6 +127,10 @@ class Watch:
                 later(self.cap)
             if self.job.places:
                 later(self.watch_places)
+        if self.job.world_size is not None:
+            from . import alone
+
+            alone.install(self.job.world_size, self.job.rank)
         if self.job.values:
             from .values import Values
 
@@ -361,6 +368,7 @@ class Watch:
             "guessed": dict(self.mode.guessed.most_common(30)) if self.mode else {},
             "seconds": round(time.monotonic() - self.started, 2),
         }
+        result["workspaces"] = _workspaces()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
         if error is not None:
@@ -403,6 +411,28 @@ def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
         found.append(places.frame(frame, frame.f_lineno))
         frame = frame.f_back
     return found[::-1]
+
+
+def _workspaces() -> dict[str, Any] | None:
+    """cuDNN's workspaces: from the real libcudnn or guessed, and the largest of each, bytes.
+    None where the program asked for none."""
+    try:
+        ask = ctypes.CDLL(None).ta_simcuda_workspaces
+    except (AttributeError, OSError):
+        return None
+    counts = (ctypes.c_uint64 * 4)()
+    ask.restype = ctypes.c_char_p
+    why = ask(counts)
+    told, guessed, largest_told, largest_guessed = counts
+    if not told and not guessed:
+        return None
+    return {
+        "told": told,
+        "guessed": guessed,
+        "largest_told": largest_told,
+        "largest_guessed": largest_guessed,
+        "why": (why or b"").decode(errors="replace"),
+    }
 
 
 def _flush() -> None:

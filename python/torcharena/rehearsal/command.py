@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed=options.seed,
             values=not options.no_values,
             values_limit=options.values_limit,
+            world_size=options.world_size,
+            rank=options.rank,
             record=options.record,
             keep_files=options.keep_files,
         )
@@ -174,6 +176,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how many (1)",
     )
+    add(
+        "--world-size",
+        type=_count(1, 1 << 20),
+        metavar="N",
+        help="the program is one rank of so many, whose others are not there; no launcher",
+    )
+    add("--rank", type=_count(0, 1 << 20), default=0, metavar="N", help="which (0)")
     add(
         "--limit",
         type=_argument(_size),

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import alone
 from .cards import Card
 from .child import JOB, Job
 
@@ -247,6 +248,8 @@ def run(
     seed: int = 0,
     values: bool = True,
     values_limit: int | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
     find_places: bool = False,
     peak_step: int | None = None,
     keep_files: str | None = None,
@@ -264,6 +267,8 @@ def run(
         seed=seed,
         values=values,
         values_limit=values_limit,
+        world_size=world_size,
+        rank=rank,
         places=find_places,
         peak_step=peak_step,
     )
@@ -307,6 +312,8 @@ def watched_environment(
         env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
         if job.limit is not None:
             env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
+    if job.world_size is not None:
+        env.update(alone.environment(job.world_size, job.rank, gpus))
     env[JOB] = job.spelt()
     return env
 

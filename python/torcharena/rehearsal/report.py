@@ -239,6 +239,7 @@ class Report:
                 lines += _stack(run.first("stack") or [], width)
             elif run.failed:
                 error = run.first("error") or "it printed no Python error"
+                error = " ".join(_shortened(error, 400).split())
                 lines += _wrapped(
                     f"{name}: the script failed with exit code {run.exit_code}: {error}",
                     width,
@@ -347,6 +348,15 @@ class Report:
                 width,
             )
         first = self.outcomes[0].run
+        spaces = first.first("workspaces")
+        if spaces:
+            why = f" ({spaces['why']})" if spaces["why"] else ""
+            lines += _wrapped(
+                f"Workspaces of cuDNN: {spaces['told']:,} as the real libcudnn says, at most "
+                f"{format_size(spaces['largest_told'])}; {spaces['guessed']:,} guessed, at most "
+                f"{format_size(spaces['largest_guessed'])}{why}.",
+                width,
+            )
         if first.refused:
             lines += _wrapped(
                 "Files that exist and that it was refused to change: "
