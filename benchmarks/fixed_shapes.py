@@ -202,7 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="names, by commas")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=5, help="steps that may map (5)")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds a model may take")
+    parser.add_argument(
+        "--timeout", type=float, default=120, help="seconds a model may take"
+    )
     parser.add_argument("--out", help="file for all figures, as JSON")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

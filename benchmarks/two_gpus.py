@@ -183,7 +183,8 @@ def run_ranks(
         late = wait_all(started, timeout)
         files = sorted(Path(folder).glob("rank*.json"))
         errors_text = "".join(
-            file.read_text(errors="replace") for file in sorted(Path(folder).glob("stderr*"))
+            file.read_text(errors="replace")
+            for file in sorted(Path(folder).glob("stderr*"))
         )
         run: dict[str, Any] = {
             "way": way,
@@ -238,7 +239,9 @@ def compare(way: str, runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, A
             row["error"] = next(run["error"] for run in all_runs if "error" in run)
             continue
         ranks = [rank for run in good for rank in run["ranks"]]
-        worst = max(ranks, key=lambda rank: rank["peak_reserved"] / rank["peak_requested"])
+        worst = max(
+            ranks, key=lambda rank: rank["peak_reserved"] / rank["peak_requested"]
+        )
         row["peak_requested"] = worst["peak_requested"]
         row["peak_reserved"] = worst["peak_reserved"]
         row["ratio"] = worst["peak_reserved"] / worst["peak_requested"]
@@ -323,7 +326,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeat", type=int, default=2, help="runs of each (default 2)")
     parser.add_argument("--launcher", choices=LAUNCHERS, default="plain")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds a run may take")
+    parser.add_argument(
+        "--timeout", type=float, default=120, help="seconds a run may take"
+    )
     parser.add_argument("--out", help="file for all figures, as JSON")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--spawn", type=int, help=argparse.SUPPRESS)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "device.h"
@@ -76,7 +77,11 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
         d->allocator = a;
         d->ordinal = i;
         ta_lock_init(&d->pages, TA_RANK_PAGES);
-        pthread_cond_init(&d->pool_idle, NULL);
+        pthread_condattr_t attributes;
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(&d->pool_idle, &attributes);
+        pthread_condattr_destroy(&attributes);
         atomic_flag_clear(&d->counting.taken);
         atomic_init(&d->tick, 1);
         d->page_bytes =

@@ -28,7 +28,6 @@ static void done(ta_arena *arena, ta_block *b, uint64_t tick)
 
 void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
 {
-    ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
     if (arena->last_freed < tick) arena->last_freed = tick;
     ta_count_free(arena, b->size, b->requested, b->uses != NULL);
     if (!b->uses) {

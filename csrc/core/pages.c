@@ -21,6 +21,9 @@
 
 #define GROW_UNTIL 1.02 /* see ta_config */
 #define WAIT_ABOVE 1.02
+#define PAID 4                  /* moves that earn a page */
+#define EARNED_MOST 0.02        /* of the live peak */
+#define EARNED_LEAST 67108864.0 /* bytes that small programs may earn all the same */
 
 /* Pages in hand, not mapped yet. */
 typedef struct ta_hand {
@@ -86,7 +89,8 @@ typedef struct ta_oldest {
     uint64_t tick;
 } ta_oldest;
 
-/* The arena with the longest idle page: of those whose stream has passed, or of the others.
+/* The arena with the longest idle page: of those whose stream has passed, or of those that
+ * can be waited for.
  * Looks at every stream once, and marks where it is now. */
 static ta_oldest find_oldest(ta_device *d, bool passed)
 {
@@ -98,9 +102,10 @@ static ta_oldest find_oldest(ta_device *d, bool passed)
         uint64_t oldest = any ? a->oldest->tick : 0, newest = any ? a->newest->tick : 0;
         ta_lock_drop(&a->lock);
         if (!any) continue;
-        ta_stream_mark(d, a->stream, newest);
+        ta_stream_remark(d, a->stream, newest);
         if (a->stream->passed <= oldest) ta_stream_poll(d, a->stream);
-        if ((a->stream->passed > oldest) == passed && oldest < best.tick)
+        if ((a->stream->passed > oldest) == passed && oldest < best.tick &&
+            (passed || ta_stream_waitable(d, a->stream, oldest)))
             best = (ta_oldest){a, oldest};
     }
     return best;
@@ -108,22 +113,25 @@ static ta_oldest find_oldest(ta_device *d, bool passed)
 
 static size_t steal(ta_device *d, ta_handle *pages, size_t max, ta_status *status)
 {
-    ta_oldest o = find_oldest(d, true);
-    *status = TA_OK;
-    if (!o.arena) return 0;
-    ta_lock_take(&o.arena->lock);
-    size_t got = ta_arena_steal(o.arena, max, o.arena->stream->passed, pages, status);
-    ta_lock_drop(&o.arena->lock);
-    return got;
+    for (;;) {
+        ta_oldest o = find_oldest(d, true);
+        *status = TA_OK;
+        if (!o.arena) return 0;
+        ta_lock_take(&o.arena->lock);
+        size_t got = ta_arena_steal(o.arena, max, o.arena->stream->passed, pages, status);
+        ta_lock_drop(&o.arena->lock);
+        if (got || *status) return got; /* else its owner took it meanwhile */
+    }
 }
 
-/* Waits for the one thing that makes memory free soonest. TA_NOT_READY: there is nothing to
- * wait for. */
-static ta_status wait_idle(ta_device *d)
+/* Waits for the one thing that makes memory free soonest, of what was freed before a tick.
+ * TA_NOT_READY: there is nothing to wait for. */
+static ta_status wait_idle(ta_device *d, uint64_t before)
 {
     ta_oldest o = find_oldest(d, false);
-    if (!o.arena) return TA_NOT_READY;
-    return ta_stream_wait(d, o.arena->stream, o.tick);
+    if (o.arena && o.tick < before) return ta_stream_wait(d, o.arena->stream, o.tick);
+    /* What had not passed when it was last looked at may have by now. */
+    return find_oldest(d, true).arena ? TA_OK : TA_NOT_READY;
 }
 
 /* The same for a block freed before `tick` that a recorded stream uses. */
@@ -165,6 +173,17 @@ static uint64_t live_peak(ta_device *d, uint64_t more)
     uint64_t peak = g->peak > g->current + more ? g->peak : g->current + more;
     ta_spin_drop(&d->counting);
     return peak;
+}
+
+/* What may be reserved before idle pages are taken. A move recurs, a page is bought once: so
+ * every PAID moves earn the device one page beyond the policy's, up to a bound. Thus a loop
+ * that repeats itself soon moves nothing, and one that never does wastes little. */
+static uint64_t allowed(ta_device *d, double slack, uint64_t peak)
+{
+    double bound = (double)peak * EARNED_MOST;
+    if (bound < EARNED_LEAST) bound = EARNED_LEAST;
+    double earned = (double)(d->moves / PAID * d->page_bytes);
+    return (uint64_t)((double)peak * slack + (earned < bound ? earned : bound));
 }
 
 static ta_status make_page(ta_device *d, ta_hand *hand)
@@ -215,7 +234,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
         uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
-        if (may_grow && (double)after <= grow * (double)peak) {
+        if (may_grow && after <= allowed(d, grow, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
@@ -230,20 +249,21 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
             hand->count += got;
+            d->moves += got;
             ta_spin_take(&d->counting);
             d->stats.page_moves += got;
             ta_spin_drop(&d->counting);
             continue;
         }
         if (status) return status;
-        if (may_grow && (double)after <= above * (double)peak) {
+        if (may_grow && after <= allowed(d, above, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
         /* Others must be able to use what we hold while we wait. */
         put_down(d, hand, true);
-        status = wait_idle(d);
+        status = wait_idle(d, UINT64_MAX);
         if (status == TA_NOT_READY && may_grow) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
@@ -395,7 +415,14 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         if (status && status != TA_NOT_READY) return status;
         status = TA_OK;
     }
-    if (d->plain) return ta_plain_give_back(d, keep, wait, released);
+    if (d->plain) {
+        do {
+            status = ta_plain_give_back(d, keep, wait, start, released);
+            if (status || !wait || ta_reserved(d) <= keep) break;
+            status = wait_pending(d, start);
+        } while (!status);
+        return status == TA_NOT_READY ? TA_OK : status;
+    }
     while (ta_reserved(d) > keep) {
         if (d->ready.count) {
             if ((status = release_page(d, d->ready.pages[d->ready.count - 1]))) break;
@@ -410,11 +437,8 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
             if (!ready_push(d, pages[i])) release_page(d, pages[i]);
         if (got) continue;
         if (status || !wait) break;
-        ta_oldest o = find_oldest(d, false);
-        if (o.arena && o.tick < start)
-            status = ta_stream_wait(d, o.arena->stream, o.tick);
-        else
-            status = wait_pending(d, start);
+        status = wait_idle(d, start);
+        if (status == TA_NOT_READY) status = wait_pending(d, start);
         if (status) break;
     }
     return status == TA_NOT_READY ? TA_OK : status;

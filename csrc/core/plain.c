@@ -73,18 +73,19 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
     return TA_OK;
 }
 
-ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *released)
+ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t before,
+                             uint64_t *released)
 {
     ta_status status = TA_OK;
     while (!status && ta_reserved(d) > keep) {
         ta_idle_chunk idle = find(d);
         if (!idle.chunk) break;
         ta_stream_state *stream = idle.arena->stream;
-        ta_stream_mark(d, stream, idle.tick);
+        ta_stream_remark(d, stream, idle.tick);
         ta_stream_poll(d, stream);
         if (stream->passed > idle.tick)
             status = release(d, &idle, released);
-        else if (wait)
+        else if (wait && idle.tick < before)
             status = ta_stream_wait(d, stream, idle.tick);
         else
             break;
@@ -114,9 +115,9 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
             size = *short_by = least;
             continue;
         }
-        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true,
+        status = ta_pages_give_back(d, held > limit - size ? limit - size : 0, true,
                                     &released);
-        if (status && status != TA_NOT_READY) return status;
+        if (status) return status;
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);

@@ -99,6 +99,7 @@ ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes,
     uintptr_t saved[2];
     *free_bytes = *total = 0;
     if (ta_forked(a)) return TA_FORKED;
+    ta_device_use(a); /* it makes a context, too */
     ta_status status = a->driver->enter(a->driver->self, device, saved);
     if (status) return status;
     status = a->driver->mem_info(a->driver->self, device, free_bytes, total);

@@ -50,8 +50,8 @@ typedef struct ta_sc_card {
     int clock_mhz, memory_mhz, bus_bits;
     int context_mib; /* what a process's context takes */
 } ta_sc_card;
-/* `text` is a card's key or a size such as 16GiB: an H100 with that memory. False where it
- * is neither. */
+/* `text` is a card's key, a size such as 16GiB (an H100 with that memory), or a key with other
+ * memory, rtx4090:20GiB. False where it is none of them. */
 bool ta_sc_find_card(const char *text, ta_sc_card *card);
 
 /* --- the machine (machine.c) ------------------------------------------------------- */

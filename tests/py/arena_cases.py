@@ -409,7 +409,8 @@ def snapshot() -> None:
     torcharena.enable()
     memory._record_memory_history(context=None, max_entries=2000)
     assert torch._C._cuda_isHistoryEnabled()
-    rng, live = random.Random(3), []
+    rng = random.Random(3)
+    live: list[torch.Tensor] = []
     for _ in range(1500):
         if live and rng.random() < 0.5:
             del live[rng.randrange(len(live))]
@@ -637,7 +638,7 @@ def fork_before_cuda() -> None:
     assert torch.cuda.max_memory_allocated() == 64 * MIB
 
 
-class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Numbers(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 32
 

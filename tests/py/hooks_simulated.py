@@ -138,7 +138,7 @@ def fraction() -> None:
     _, total = core.device_memory(0)
     hooks.ta_torch_memory_fraction(0.5, 0)
     limit, source = core.limit(0)
-    assert source == "fraction" and total // 2 - 64 * MIB < limit <= total // 2
+    assert source == "fraction" and limit and total // 2 - 64 * MIB < limit <= total // 2
     assert alloc(total // 2 + MIB) == 0
     hooks.ta_torch_memory_fraction(1.0, 0)
     assert core.limit(0) == (None, "none")

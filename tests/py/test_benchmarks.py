@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,10 @@ def test_a_child_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **options: Any) -> Any:
         assert "TORCHARENA_SLACK" not in options["env"]
         commands.append(command)
-        raise loops.subprocess.TimeoutExpired(command, 1)
+        raise subprocess.TimeoutExpired(command, 1)
 
     monkeypatch.setenv("TORCHARENA_SLACK", "2")
-    monkeypatch.setattr(loops.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     given = ["--slack", "1.05", "--limit", "8GiB", "--steps", "4"]
     loops.run_child("moe", "arena", loops.parse(given))
     child = loops.parse(commands[0][3:])

@@ -1,0 +1,441 @@
+"""What runs inside a rehearsed process.
+
+``site/sitecustomize.py`` calls `prepare` in every Python process of a rehearsal, launchers,
+ranks and workers alike. Nothing happens until the process imports torch; then the allocator
+asked for is put in place, the values mode is entered, optimizer steps are counted, and a
+thread waits for the deadline. What was seen goes to ``result.PID.json`` in the job's folder,
+anew as the program goes on, so that a process that is killed has left its figures too.
+
+The script's own code runs as it would: as ``__main__``, by the interpreter itself."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
+
+from . import places
+
+__all__ = ["JOB", "Job", "prepare"]
+
+JOB = "TORCHARENA_REHEARSAL_JOB"
+_SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
+_SETTLED_STEPS = 20
+_WRITE_EVERY = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the parent asks of its processes; travels as JSON in the environment."""
+
+    folder: str  # where results go
+    allocator: str = "native"
+    limit: int | None = None  # bytes on each device, for torch's own allocators
+    steps: int | None = None  # end after so many optimizer steps; 0: run to the end
+    deadline: float | None = None  # seconds since 1970
+    seed: int = 0
+    values: bool = True
+    values_limit: int | None = None
+    world_size: int | None = None  # one process stands for rank `rank` of so many
+    rank: int = 0
+    places: bool = False  # find out what holds the peak
+    peak_step: int | None = None  # the step in which it is known to stand
+
+    def spelt(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def prepare() -> None:
+    """Waits for torch. Called once, as Python starts."""
+    job = Job(**json.loads(os.environ[JOB]))
+    started = time.monotonic()
+    if "compile_worker" in " ".join(sys.orig_argv):
+        return  # Inductor's, which compiles kernels for others
+    sys.meta_path.insert(0, _Finder(job, started))
+
+
+class _Finder:
+    """Calls `Watch.start` when torch has been imported, then is gone."""
+
+    def __init__(self, job: Job, started: float) -> None:
+        self.job = job
+        self.started = started
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        import importlib.util
+
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        inner = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            inner(module)
+            del loader.exec_module
+            Watch(self.job, self.started).start(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+class Watch:
+    """One process's watcher."""
+
+    def __init__(self, job: Job, started: float) -> None:
+        self.job = job
+        self.started = started
+        self.pid = os.getpid()
+        self.torch: Any = None
+        self.mode: Any = None
+        self.steps: dict[int, int] = {}  # by optimizer: a GAN has two
+        self.optimizers: dict[int, Any] = {}
+        self.moved_at = 0  # step in which the peak last moved
+        self.peak = 0
+        self.seen: set[str] = set()
+        self.ended = "itself"
+        self.oom: dict[str, Any] | None = None
+        self.holders: dict[str, Any] | None = None
+        self.analysed = 0
+        self.written = 0.0
+        self.over = threading.Event()
+        self.lock = threading.Lock()
+
+    # --- the start ----------------------------------------------------------------------
+    def start(self, torch: Any) -> None:
+        self.torch = torch
+        atexit.register(self.at_exit)
+        later = torch.cuda._lazy_call
+        if self.job.allocator == "arena":
+            from .. import installing
+
+            installing.enable_from_environment()
+        else:
+            if self.job.limit is not None:
+                later(self.cap)
+            if self.job.places:
+                later(self.watch_places)
+        if self.job.world_size is not None:
+            from . import alone
+
+            alone.install(self.job.world_size, self.job.rank)
+        if self.job.values:
+            from .values import Values
+
+            limit = self.job.values_limit
+            self.mode = Values(limit=limit, seed=self.job.seed)
+            self.mode.__enter__()
+        # `torch.optim` hides its module of this name.
+        optimizer = importlib.import_module("torch.optim.optimizer")
+        optimizer.register_optimizer_step_post_hook(self.on_step)
+        self.watch_stages()
+        threading.Thread(
+            target=self.wait, name="torcharena-rehearsal", daemon=True
+        ).start()
+
+    def cap(self) -> None:
+        """The cap for torch's own allocators, as a share of the device."""
+        assert self.job.limit is not None
+        for device in range(self.torch.cuda.device_count()):
+            total = self.torch.cuda.get_device_properties(device).total_memory
+            share = min(1.0, self.job.limit / total)
+            self.torch.cuda.set_per_process_memory_fraction(share, device)
+
+    def watch_places(self) -> None:
+        places.start(self.torch)
+        observe = getattr(self.torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if observe is not None:
+            observe(self.on_oom)
+
+    def watch_stages(self) -> None:
+        """Evaluations and saves that the program comes to."""
+        module = self.torch.nn.Module
+        train = module.train
+
+        def watched_train(this: Any, mode: bool = True) -> Any:
+            if not mode and self.steps:
+                self.seen.add("an evaluation")
+            return train(this, mode)
+
+        module.train = watched_train
+        save = self.torch.save
+
+        def watched_save(*args: Any, **kwargs: Any) -> Any:
+            self.seen.add("a save")
+            return save(*args, **kwargs)
+
+        self.torch.save = watched_save
+
+    # --- while it runs --------------------------------------------------------------------
+    def on_step(self, optimizer: Any, *_: Any) -> None:
+        """After every optimizer's step."""
+        if os.getpid() != self.pid:
+            return
+        key = id(optimizer)
+        self.optimizers[key] = optimizer
+        self.steps[key] = self.steps.get(key, 0) + 1
+        step = max(self.steps.values())
+        if self.steps[key] < step or not self.torch.cuda.is_initialized():
+            return
+        if "safetensors.torch" in sys.modules:
+            self.watch_safetensors(sys.modules["safetensors.torch"])
+        if self.job.allocator == "arena":
+            from .. import recording
+
+            recording.mark("step")
+        peak = self.peak_requested()
+        if peak > self.peak:
+            self.peak, self.moved_at = peak, step
+        self.look(step)
+        if self.job.steps and step >= self.job.steps:
+            self.end("steps")
+        if self.job.steps is None and self.settled(step):
+            self.end("settled")
+        if time.monotonic() - self.written > _WRITE_EVERY:
+            self.write()
+
+    def settled(self, step: int) -> bool:
+        """The peak has not moved for as long again as it took, and for some steps."""
+        enough = max(2 * self.moved_at, self.moved_at + _SETTLED_STEPS)
+        return step >= enough and time.monotonic() - self.started > _SETTLED_SECONDS
+
+    def watch_safetensors(self, module: Any) -> None:
+        save = module.save_file
+        if getattr(save, "_watched", False):
+            return
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.seen.add("a save")
+            return save(*args, **kwargs)
+
+        watched._watched = True  # type: ignore[attr-defined]
+        module.save_file = watched
+
+    def look(self, step: int) -> None:
+        """Finds out what holds the peak, where it has just moved or is known to stand."""
+        if not self.job.places or self.job.allocator == "arena":
+            return
+        known = self.job.peak_step
+        if known is not None:
+            if step != known:
+                return
+        elif self.peak < self.analysed * 1.02 or self.moved_at != step:
+            return
+        self.analyse(step)
+
+    def analyse(self, step: int | None) -> None:
+        self.analysed = self.peak
+        try:
+            found = places.holders(self.torch, list(self.optimizers.values()))
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            found = {"problem": f"{type(error).__name__}: {error}"}
+        found["step"] = step
+        if self.holders is None or found.get("requested", 0) >= self.holders.get(
+            "requested", 0
+        ):
+            self.holders = found
+
+    def on_oom(self, device: int, wanted: int, *_: Any) -> None:
+        """Called by torch's allocator before it raises."""
+        self.oom = {"device": device, "wanted": wanted, "stack": self.stack(None)}
+        try:
+            self.holders = places.holders(
+                self.torch, list(self.optimizers.values()), now=True
+            )
+            self.holders["step"] = max(self.steps.values(), default=0) + 1
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+            pass
+
+    # --- the end ----------------------------------------------------------------------------
+    def wait(self) -> None:
+        """The thread: writes what is known when the time is up, and ends the process."""
+        deadline = self.job.deadline
+        if deadline is None:
+            return
+        if self.over.wait(max(0.0, deadline - time.time())) or os.getpid() != self.pid:
+            return
+        self.ended = "timeout"
+        self.write(last=True, stack=self.stack(None))
+        _flush()
+        os._exit(124)
+
+    def end(self, why: str) -> None:
+        """Ends the process here: no more of the script runs, its ``finally`` included."""
+        self.ended = why
+        self.at_exit()
+        _flush()
+        os._exit(0)
+
+    def at_exit(self) -> None:
+        if os.getpid() != self.pid or self.over.is_set():
+            return
+        self.over.set()
+        if self.mode is not None:
+            with contextlib.suppress(RuntimeError, AttributeError, IndexError):
+                self.mode.__exit__(None, None, None)
+        error = getattr(sys, "last_value", None)
+        if error is not None and self.oom is None and self.is_oom(error):
+            stack = self.frames(error.__traceback__)
+            self.oom = {"device": None, "wanted": None, "stack": stack}
+        initialised = self.torch.cuda.is_initialized()
+        if self.job.places and self.job.allocator != "arena" and initialised:
+            self.peak = max(self.peak, self.peak_requested())
+            grown = self.peak > self.analysed and self.job.peak_step is None
+            if self.oom is None and (grown or self.holders is None):
+                self.analyse(None)
+        if self.job.allocator == "arena":
+            from .. import recording
+
+            recording._stop_at_exit()
+        self.write(last=True, error=error)
+
+    def is_oom(self, error: BaseException | None) -> bool:
+        seen = 0
+        while error is not None and seen < 20:
+            if isinstance(error, self.torch.OutOfMemoryError):
+                return True
+            error, seen = error.__cause__ or error.__context__, seen + 1
+        return False
+
+    def peak_requested(self) -> int:
+        return max(
+            self.torch.cuda.memory_stats(d).get("requested_bytes.all.peak", 0)
+            for d in range(self.torch.cuda.device_count())
+        )
+
+    def devices(self) -> list[dict[str, int]]:
+        """Each device's peaks, bytes."""
+        found = []
+        for device in range(self.torch.cuda.device_count()):
+            stats = self.torch.cuda.memory_stats(device)
+            if not stats.get("allocation.all.allocated"):
+                continue
+            found.append(
+                {
+                    "device": device,
+                    "peak_requested": stats.get("requested_bytes.all.peak", 0),
+                    "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
+                    "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+                    "allocations": stats.get("allocation.all.allocated", 0),
+                    "retries": stats.get("num_alloc_retries", 0),
+                    "ooms": stats.get("num_ooms", 0),
+                }
+            )
+        return found
+
+    def write(
+        self,
+        *,
+        last: bool = False,
+        error: BaseException | None = None,
+        stack: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """The result so far. Processes that used no CUDA memory write none."""
+        if not self.torch.cuda.is_initialized():
+            if not last or error is None:
+                return
+            devices = []
+        else:
+            devices = self.devices()
+        result: dict[str, Any] = {
+            "pid": self.pid,
+            "rank": os.environ.get("RANK"),
+            "torch": self.torch.__version__,
+            "cuda": self.torch.version.cuda,
+            "arena": "torcharena.state" in sys.modules
+            and sys.modules["torcharena.state"].enabled(),
+            "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+            or os.environ.get("PYTORCH_ALLOC_CONF"),
+            "devices": devices,
+            "steps": max(self.steps.values(), default=0),
+            "moved_at": self.moved_at,
+            "seen": sorted(self.seen),
+            "ended": self.ended if last else "killed",
+            "oom": self.oom,
+            "holders": self.holders,
+            "guessed": dict(self.mode.guessed.most_common(30)) if self.mode else {},
+            "seconds": round(time.monotonic() - self.started, 2),
+        }
+        result["workspaces"] = _workspaces()
+        if self.mode is not None and hasattr(self.mode, "report"):
+            result["values"] = self.mode.report()
+        if error is not None:
+            result["error"] = f"{type(error).__name__}: {error}"
+            result["traceback"] = self.frames(error.__traceback__)
+        if stack is not None:
+            result["stack"] = stack
+        with self.lock:
+            target = os.path.join(self.job.folder, f"result.{self.pid}.json")
+            with open(f"{target}.part", "w") as file:
+                json.dump(result, file)
+            os.replace(f"{target}.part", target)
+            self.written = time.monotonic()
+
+    # --- stacks -----------------------------------------------------------------------------
+    def frames(self, trace: TracebackType | None) -> list[dict[str, Any]]:
+        """A traceback's frames, outermost first."""
+        found = []
+        while trace is not None:
+            found.append(places.frame(trace.tb_frame, trace.tb_lineno))
+            trace = trace.tb_next
+        return found
+
+    def stack(self, frame: FrameType | None) -> list[dict[str, Any]]:
+        """Where the thread is, outermost frame first; of a thread that runs no Python of the
+        program's (autograd's), where the main thread is."""
+        mine = sys._getframe(1) if frame is None else frame
+        found = _walk(mine)
+        if not any(places.is_users(f["file"]) for f in found):
+            main = threading.main_thread().ident
+            other = sys._current_frames().get(main or 0)
+            if other is not None:
+                found = _walk(other)
+        return [f for f in found if not places.is_ours(f["file"])]
+
+
+def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
+    found = []
+    while frame is not None:
+        found.append(places.frame(frame, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _workspaces() -> dict[str, Any] | None:
+    """cuDNN's workspaces: from the real libcudnn or guessed, and the largest of each, bytes.
+    None where the program asked for none."""
+    try:
+        ask = ctypes.CDLL(None).ta_simcuda_workspaces
+    except (AttributeError, OSError):
+        return None
+    counts = (ctypes.c_uint64 * 4)()
+    ask.restype = ctypes.c_char_p
+    why = ask(counts)
+    told, guessed, largest_told, largest_guessed = counts
+    if not told and not guessed:
+        return None
+    return {
+        "told": told,
+        "guessed": guessed,
+        "largest_told": largest_told,
+        "largest_guessed": largest_guessed,
+        "why": (why or b"").decode(errors="replace"),
+    }
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

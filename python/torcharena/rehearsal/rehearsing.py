@@ -1,0 +1,205 @@
+"""One rehearsal from beginning to end: the runs that a question needs, and the verdicts.
+
+The arena goes first: its recorded trace gives the smallest cap and the step of the peak.
+Then torch's own allocators, the last one with the places of what it holds. A run that runs
+out of memory is repeated once on a card that has enough, to say how much is wanting; one
+whose margin is too small to tell, once with that much less."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import verdict
+from .cards import Card, find
+from .launch import ALLOCATORS, Run, run
+from .report import Outcome, Report
+
+__all__ = ["Options", "rehearse_command"]
+
+_ENOUGH = 4  # times the card, and at least so many bytes:
+_AT_LEAST = 64 << 30
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a rehearsal is asked. ``gpu``: as `cards.find` reads it."""
+
+    gpu: str = "h100"
+    gpus: int = 1
+    limit: int | None = None  # bytes on each device
+    allocators: tuple[str, ...] = ALLOCATORS
+    steps: int | None = None  # 0: to the end
+    timeout: float | None = 600.0  # seconds, of each run
+    seed: int = 0
+    values: bool = True
+    values_limit: int | None = None
+    world_size: int | None = None  # one process as rank `rank` of so many, without peers
+    rank: int = 0
+    record: str | None = None
+    keep_files: str | None = None
+    again: bool = True  # repeat a run that ran out, or is too close, with other memory
+    quiet: bool = False
+
+
+def rehearse_command(
+    command: Sequence[str],
+    options: Options,
+    *,
+    shown: Sequence[str] | None = None,
+    extra: dict[str, str] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Runs ``command`` (an argument list) under each allocator asked for. ``shown``: how the
+    report names it. ``say`` is told what is being done. Raises ValueError for options that
+    make no sense, FileNotFoundError where the simulated GPU was not built."""
+    card = find(options.gpu)
+    if options.limit is not None and options.limit > card.memory:
+        raise ValueError(
+            f"limit: {options.limit} bytes are more than the card has ({card.memory})"
+        )
+    if options.world_size is not None and not 0 <= options.rank < options.world_size:
+        raise ValueError(
+            f"rank {options.rank} is none of a world of {options.world_size}"
+        )
+    report = Report(list(shown or command), card, options.gpus, options.limit)
+    with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
+        session = _Session(list(command), card, options, folder, extra, say, report)
+        for allocator in (a for a in ALLOCATORS if a in options.allocators):
+            outcome = session.outcome(allocator)
+            report.outcomes.append(outcome)
+            if outcome.verdict.answer in (verdict.FAILED, verdict.CANNOT_TELL):
+                break
+    order = {name: i for i, name in enumerate(options.allocators)}
+    report.outcomes.sort(key=lambda o: order[o.run.allocator])
+    return report
+
+
+@dataclass
+class _Session:
+    command: list[str]
+    card: Card
+    options: Options
+    folder: str
+    extra: dict[str, str] | None
+    say: Callable[[str], None]
+    report: Report
+    count: int = 0
+    peak_step: int | None = None
+    steps: int | None = None  # where the first run ended by itself, the others do
+
+    def once(self, allocator: str, card: Card, limit: int | None, **more: Any) -> Run:
+        options = self.options
+        self.count += 1
+        places = allocator != "arena" and (
+            allocator == "native" or "native" not in options.allocators
+        )
+        done = run(
+            self.command,
+            card,
+            folder=os.path.join(self.folder, str(self.count)),
+            allocator=allocator,
+            gpus=options.gpus,
+            limit=limit,
+            steps=options.steps if self.steps is None else self.steps,
+            timeout=options.timeout,
+            seed=options.seed,
+            values=options.values,
+            values_limit=options.values_limit,
+            world_size=options.world_size,
+            rank=options.rank,
+            find_places=places,
+            peak_step=self.peak_step,
+            keep_files=options.keep_files if self.count == 1 else None,
+            quiet=options.quiet or self.count > 1,
+            extra=self.extra,
+            **more,
+        )
+        if done.ended == "settled" and self.steps is None:
+            self.steps = done.steps
+        return done
+
+    def outcome(self, allocator: str) -> Outcome:
+        """The verdict under one allocator, of one run or two."""
+        self.say(f"{allocator}: running")
+        done = self.once(allocator, self.card, self.options.limit)
+        if allocator == "arena":
+            return self.arena(done)
+        return self.torchs(done)
+
+    def arena(self, done: Run) -> Outcome:
+        if self.options.record is not None:
+            _keep(done.traces, self.options.record)
+        if done.failed or done.timed_out:
+            return Outcome(done, verdict.judge(done, None))
+        full = done
+        if done.oom:
+            if not self.options.again:
+                return Outcome(done, verdict.judge(done, None))
+            full = self.with_enough("arena")
+            if full.exit_code != 0 or full.timed_out:
+                return Outcome(done, verdict.judge(done, None))
+        self.say("arena: replaying for the smallest cap")
+        cap = verdict.smallest_cap(full)
+        self.peak_step = verdict.peak_step(full)
+        need = cap if cap is not None else full.peak_reserved
+        return Outcome(done, verdict.judge(done, need), need=need, cap=cap)
+
+    def torchs(self, done: Run) -> Outcome:
+        if done.failed or done.timed_out:
+            return Outcome(done, verdict.judge(done, None))
+        if done.oom:
+            need = None
+            if self.options.again:
+                full = self.with_enough(done.allocator)
+                if full.exit_code == 0 and not full.timed_out:
+                    need = full.peak_reserved
+            return Outcome(done, verdict.judge(done, need), need=need)
+        first = verdict.judge(done, done.peak_reserved)
+        outcome = Outcome(done, first, need=done.peak_reserved)
+        if first.answer != verdict.TOO_CLOSE or not self.options.again:
+            return outcome
+        # It fits, but hardly: the caches may be what fills the card.
+        self.say(f"{done.allocator}: once more with less memory")
+        less = verdict.room(self.card, self.options.limit, done.sharing) - first.unsure
+        if less > 0:
+            if self.options.limit is None:
+                smaller = self.card.of_size(self.card.memory - first.unsure)
+                second = self.once(done.allocator, smaller, None)
+            else:
+                second = self.once(done.allocator, self.card, less)
+            if second.exit_code == 0 and not second.timed_out:
+                outcome.verdict = replace(
+                    first,
+                    answer=verdict.FITS,
+                    why="also with less: it gives back its cache",
+                )
+        return outcome
+
+    def with_enough(self, allocator: str) -> Run:
+        self.say(f"{allocator}: it runs out; once more with memory enough")
+        memory = min(_MOST, max(_AT_LEAST, _ENOUGH * self.card.memory))
+        return self.once(allocator, self.card.of_size(memory), None)
+
+
+def _keep(traces: list[str], path: str) -> None:
+    """The recorded traces go where the user wants them; of several, each by its number."""
+    from ..recording import _compress
+
+    for index, trace in enumerate(traces):
+        target = path
+        if len(traces) > 1:
+            folder, name = os.path.split(path)
+            stem, dot, rest = name.partition(".")
+            target = os.path.join(folder, f"{stem}.{index}{dot}{rest}")
+        copy = f"{trace}.copy"
+        shutil.copyfile(trace, copy)
+        if target.endswith((".xz", ".gz")):
+            _compress(copy, target)
+        else:
+            shutil.move(copy, target)
