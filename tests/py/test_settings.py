@@ -57,7 +57,9 @@ def test_the_nearest_name_is_offered() -> None:
         "TORCHARENA_LIMT (do you mean TORCHARENA_LIMIT?)"
     ]
     assert settings.unknown({"TORCHARENA_X": ""}) == ["TORCHARENA_X"]
-    assert settings.unknown({"TORCHARENA_SIM_DIR": "/x", "TORCH_X": ""}) == []
+    others = ("SIM_DIR", "REHEARSAL", "REHEARSAL_JOB", "VALUES_LIMIT")
+    theirs = {f"TORCHARENA_{name}": "/x" for name in others}
+    assert settings.unknown({**theirs, "TORCH_X": ""}) == []
 
 
 @pytest.mark.parametrize(
