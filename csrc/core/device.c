@@ -92,10 +92,13 @@ static ta_status look_at(ta_allocator *a, ta_device *d)
 
 ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
 {
-    *device = ta_device_if_used(a, ordinal);
-    if (*device) return TA_OK;
+    *device = NULL;
     if (ordinal < 0 || ordinal >= TA_MAX_DEVICES) return TA_INVALID;
     ta_device *d = &a->device[ordinal];
+    if (atomic_load_explicit(&d->used, memory_order_acquire)) {
+        *device = d;
+        return TA_OK;
+    }
     uintptr_t saved[2];
     ta_device_use(a);
     ta_lock_take(&a->setup);

@@ -379,8 +379,8 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
     ta_chunk *c = block->chunk;
     *short_by = (uint64_t)need * d->page_bytes;
     if (!possible(d, need, short_by)) return TA_OUT_OF_MEMORY;
-    ta_hand hand = {malloc(need * sizeof *hand.pages), 0, need, 0};
-    uint32_t *slots = malloc(need * sizeof *slots), n = 0;
+    ta_hand hand = {calloc(need, sizeof *hand.pages), 0, need, 0};
+    uint32_t *slots = calloc(need, sizeof *slots), n = 0;
     ta_status status = TA_NO_HOST_MEMORY;
     if (hand.pages && slots) {
         uint32_t high = ta_slot_above(c, block->addr + block->size);

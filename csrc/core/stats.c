@@ -49,12 +49,13 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
 /* Every gauge of the device. */
 static void each_gauge(ta_stats *s, void (*change)(ta_gauge *))
 {
-    ta_gauge *of_kinds[] = {s->allocations,   s->allocated, s->requested,
-                            s->active_blocks, s->active,    s->mapped};
-    ta_gauge *single[] = {&s->reserved, &s->pages, &s->pending, &s->addresses};
-    for (size_t i = 0; i < sizeof of_kinds / sizeof *of_kinds; i++)
+    enum { OF_KINDS = 6, SINGLE = 4 };
+    ta_gauge *of_kinds[OF_KINDS] = {s->allocations,   s->allocated, s->requested,
+                                    s->active_blocks, s->active,    s->mapped};
+    ta_gauge *single[SINGLE] = {&s->reserved, &s->pages, &s->pending, &s->addresses};
+    for (size_t i = 0; i < OF_KINDS; i++)
         for (int kind = 0; kind < 3; kind++) change(&of_kinds[i][kind]);
-    for (size_t i = 0; i < sizeof single / sizeof *single; i++) change(single[i]);
+    for (size_t i = 0; i < SINGLE; i++) change(single[i]);
 }
 
 static void lower_peak(ta_gauge *g) { g->peak = g->current; }

@@ -13,7 +13,7 @@ bool ta_table_reserve(ta_table *table)
 {
     if (table->slots && (table->count + 1) * 4 <= (table->mask + 1) * 3) return true;
     size_t size = table->slots ? (table->mask + 1) * 2 : 64;
-    ta_table bigger = {calloc(size, sizeof *bigger.slots), size - 1, 0};
+    ta_table bigger = {calloc(size, sizeof(void *)), size - 1, 0};
     if (!bigger.slots) return false;
     for (size_t i = 0; table->slots && i <= table->mask; i++)
         if (table->slots[i]) ta_table_insert(&bigger, table->slots[i]);

@@ -115,7 +115,8 @@ static void leave_touch(ta_oracle *oracle, const ta_range *range, uint32_t queue
 {
     if (queue == TA_NO_QUEUE) return;
     const ta_position at = {queue, oracle->queues[queue].items};
-    ta_space_touch(oracle, &oracle->freed, at, range->low, range->high, true);
+    ta_space_touch(oracle, &oracle->freed, at, range->low, range->high,
+                   !range->block->outside);
 }
 
 static void free_block(ta_oracle *oracle, ta_range *range)

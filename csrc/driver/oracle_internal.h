@@ -32,6 +32,7 @@ typedef struct ta_range {
     struct ta_range *left, *right;
     ta_position at; /* what touches it */
     bool write;
+    bool captured;          /* left by a block of a graph, not as the graph */
     ta_oracle_block *block; /* of the set of blocks */
 } ta_range;
 struct ta_oracle_space {
@@ -84,9 +85,9 @@ void ta_space_find(ta_oracle *oracle, const ta_oracle_space *space, uint64_t low
                    uint64_t high);
 /* Throws out what the host has seen done, now and then. */
 void ta_space_sweep(ta_oracle *oracle, ta_oracle_space *space);
-/* Adds a touch; drops those it makes needless: inside it, ordered before it. */
+/* Adds a touch that writes; drops those it makes needless: inside it, ordered before it. */
 void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
-                    uint64_t low, uint64_t high, bool write);
+                    uint64_t low, uint64_t high, bool captured);
 
 /* --- oracle_graph.c --- */
 void ta_oracle_graphs_gone(ta_oracle *oracle, uint64_t low, uint64_t high);

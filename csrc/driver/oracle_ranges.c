@@ -174,11 +174,12 @@ void ta_oracle_space_destroy(ta_oracle_space *space)
 /* --- accesses ----------------------------------------------------------------------- */
 /* Overlapping touches are in oracle->found. */
 static void add_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
-                      uint64_t low, uint64_t high, bool write)
+                      uint64_t low, uint64_t high, bool write, bool captured)
 {
     for (uint32_t i = 0; i < oracle->found_count; i++) {
         ta_range *x = oracle->found[i];
-        bool covered = x->low >= low && x->high <= high && (write || !x->write);
+        bool covered = x->low >= low && x->high <= high && (write || !x->write) &&
+                       (x->captured || !captured);
         if (ta_oracle_is_seen(oracle, x->at) ||
             (covered && ta_oracle_is_ordered(oracle, x->at, at.queue)))
             ta_space_remove(space, x);
@@ -188,15 +189,16 @@ static void add_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
     if (range) {
         range->at = at;
         range->write = write;
+        range->captured = captured;
     }
     ta_space_sweep(oracle, space);
 }
 
 void ta_space_touch(ta_oracle *oracle, ta_oracle_space *space, ta_position at,
-                    uint64_t low, uint64_t high, bool write)
+                    uint64_t low, uint64_t high, bool captured)
 {
     ta_space_find(oracle, space, low, high);
-    add_touch(oracle, space, at, low, high, write);
+    add_touch(oracle, space, at, low, high, true, captured);
 }
 
 void ta_oracle_access(ta_oracle *oracle, ta_oracle_space *space, uint32_t queue,
@@ -219,7 +221,7 @@ void ta_oracle_access(ta_oracle *oracle, ta_oracle_space *space, uint32_t queue,
                                 x->write ? "writes" : "reads", (unsigned long long)x->low,
                                 (unsigned long long)(x->high - x->low));
     }
-    add_touch(oracle, space, at, addr, addr + size, write);
+    add_touch(oracle, space, at, addr, addr + size, write, false);
 }
 
 void ta_oracle_gone(ta_oracle *oracle, uint64_t addr, uint64_t size, const char *how)

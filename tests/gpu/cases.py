@@ -372,6 +372,46 @@ def own_stream() -> None:
     assert_sound()
 
 
+def external_stream_destroyed() -> None:
+    """Tensors freed after the owner of their stream destroyed it, which torch's own allocator
+    allows: the process goes on, nothing is lost, and the bytes serve others."""
+    torcharena.enable(limit="512MiB")
+    watch()
+    runtime = torch.cuda.cudart()
+    others: list[int] = []  # made in between, perhaps with a handle that was another's
+    for round_ in range(40):
+        handle = ctypes.c_void_p()
+        made = runtime.cudaStreamCreate(ctypes.addressof(handle))
+        assert made == runtime.cudaError.success and handle.value is not None
+        foreign = torch.cuda.ExternalStream(handle.value)
+        recorded = torch.full((8 * MIB,), round_, dtype=torch.int32, device="cuda")
+        foreign.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(foreign):
+            own = recorded + 1
+            small = recorded[:100] * 2
+        recorded.record_stream(foreign)
+        foreign.synchronize()
+        sums_to(own[: 1 << 10], (round_ + 1) << 10)
+        assert runtime.cudaStreamDestroy(handle.value) == runtime.cudaError.success
+        if round_ % 4 == 3:  # while the destroyed one's tensors still live
+            again = ctypes.c_void_p()
+            made = runtime.cudaStreamCreate(ctypes.addressof(again))
+            assert made == runtime.cudaError.success and again.value is not None
+            others.append(again.value)
+        del recorded, own, small, foreign
+        if round_ % 8 == 7:  # most of the cap: what those left behind is needed
+            most = torch.full((100 * MIB,), 7, dtype=torch.int32, device="cuda")
+            sums_to(most[: 1 << 10], 7 << 10)
+            del most
+    for value in others:
+        assert runtime.cudaStreamDestroy(value) == runtime.cudaError.success
+    assert torch.cuda.memory_allocated() == 0
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= 8 * MIB
+    assert_sound()
+    print({key: torcharena.memory_stats()[key] for key in ("waits", "page_moves")})
+
+
 def graph_replay(times: str = "1000") -> None:
     """A captured graph gives right results between other allocations."""
     torcharena.enable(limit="2GiB")
@@ -477,6 +517,7 @@ CASES: dict[str, Callable[..., None]] = {
         fraction,
         record_stream,
         own_stream,
+        external_stream_destroyed,
         graph_replay,
         warm_loop,
         two_gpus,

@@ -20,6 +20,7 @@ from gpu_case import run_case
         "fraction",
         "record_stream",
         "own_stream",
+        "external_stream_destroyed",
         "graph_replay",
         "warm_loop",
     ],
