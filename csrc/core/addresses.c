@@ -56,7 +56,8 @@ ta_status ta_addresses_add(ta_device *d, ta_arena *arena, uint64_t bytes)
     uint64_t least = ta_round_up(bytes, TA_LOOKUP_BYTES), addr;
     uint64_t size = arena->next_chunk_bytes;
     if (!size)
-        size = arena->small ? TA_LOOKUP_BYTES : ta_round_up(d->total / 64, TA_LOOKUP_BYTES);
+        size =
+            arena->small ? TA_LOOKUP_BYTES : ta_round_up(d->total / 64, TA_LOOKUP_BYTES);
     uint64_t next = size < d->total / 8 ? size * 2 : size;
     if (size < least) size = least;
     if (d->addresses + size > d->address_bound) {

@@ -69,7 +69,8 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
         status = d->plain ? ta_plain_add(d, arena, bytes, short_by)
                           : ta_addresses_add(d, arena, bytes);
         ta_lock_take(&arena->lock);
-        if (!status) place = find(arena, bytes); /* others may have taken from it meanwhile */
+        if (!status)
+            place = find(arena, bytes); /* others may have taken from it meanwhile */
     }
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status && !place.hole) status = TA_OUT_OF_MEMORY;
@@ -107,9 +108,47 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     d->stats.slow_allocs++;
     ta_spin_drop(&d->counting);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
-    if (status == TA_OUT_OF_MEMORY && !d->plain)
+    if (status == TA_OUT_OF_MEMORY && !d->plain) {
+        for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
         status = attempt(d, arena, bytes, size, true, ptr, &short_by);
+    }
     if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
+    return status;
+}
+
+/* Whatever needs the device's `pages`: `arena` is NULL where it may not exist yet. */
+static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_pool *pool, size_t size,
+                              ta_stream stream, void **ptr, ta_oom *oom)
+{
+    uint64_t bytes = ta_round_up(size, TA_GRANULE);
+    uintptr_t saved[2];
+    ta_status status = size > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
+    bool entered = !status;
+    double since = ta_now_us();
+    if (oom) *oom = (ta_oom){0};
+    ta_lock_take(&d->pages);
+    if (!status && !arena) {
+        arena = ta_arena_get(d, stream, size <= TA_SMALL_MAX, pool);
+        if (!arena) status = TA_NO_HOST_MEMORY;
+    }
+    if (!status && !alloc_mapped(arena, bytes, size, ptr))
+        status = alloc_slow(d, arena, bytes, size, ptr, oom);
+    if (pool) pool->users--;
+    ta_spin_take(&d->counting);
+    d->stats.slow_us += ta_now_us() - since;
+    d->stats.oom_count += status == TA_OUT_OF_MEMORY;
+    ta_spin_drop(&d->counting);
+    if (status) {
+        if (oom && !oom->status)
+            ta_oom_fill(d, stream, size, bytes < size ? size : bytes, status, oom);
+        if (ta_observed(d->allocator))
+            ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
+                                                   .device = d->ordinal,
+                                                   .stream = stream,
+                                                   .size = size});
+    }
+    ta_lock_drop(&d->pages);
+    if (entered) ta_leave(d, saved);
     return status;
 }
 
@@ -126,43 +165,14 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
         if (oom) *oom = (ta_oom){.status = status, .device = device, .requested = size};
         return status;
     }
-    ta_pool *pool = atomic_load_explicit(&d->open_count, memory_order_acquire)
-                        ? ta_pool_for(d, stream)
-                        : NULL;
-    bool small = size <= TA_SMALL_MAX;
-    uint64_t bytes = ta_round_up(size, TA_GRANULE);
-    ta_arena *arena = pool ? NULL : ta_arena_find(d, stream, small);
-    if (arena && alloc_mapped(arena, bytes, size, ptr)) return TA_OK;
-
-    uintptr_t saved[2];
-    status = bytes < size || bytes > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
-    if (!status) {
-        ta_lock_take(&d->pages);
-        if (!arena) arena = ta_arena_get(d, stream, small, pool);
-        if (!arena)
-            status = TA_NO_HOST_MEMORY;
-        else if (!alloc_mapped(arena, bytes, size, ptr)) {
-            if (oom) *oom = (ta_oom){0};
-            status = alloc_slow(d, arena, bytes, size, ptr, oom);
-        }
-        if (status && oom && !oom->status)
-            ta_oom_fill(d, stream, size, bytes, status, oom);
-        ta_lock_drop(&d->pages);
-        ta_leave(d, saved);
-    } else if (oom) {
-        ta_lock_take(&d->pages);
-        ta_oom_fill(d, stream, size, bytes, status, oom);
-        ta_lock_drop(&d->pages);
-    }
-    if (status) {
-        ta_spin_take(&d->counting);
-        d->stats.oom_count += status == TA_OUT_OF_MEMORY;
-        ta_spin_drop(&d->counting);
-        if (ta_observed(a))
-            ta_tell(a, &(ta_event_info){.kind = TA_EVENT_OOM, .device = device,
-                                        .stream = stream, .size = size});
-    }
-    return status;
+    ta_pool *pool = NULL;
+    if (atomic_load_explicit(&d->open_count, memory_order_acquire))
+        pool = ta_pool_for(d, stream);
+    ta_arena *arena = pool ? NULL : ta_arena_find(d, stream, size <= TA_SMALL_MAX);
+    if (arena && size <= d->total &&
+        alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
+        return TA_OK;
+    return alloc_locked(d, arena, pool, size, stream, ptr, oom);
 }
 
 /* The arena of an address, its lock taken; NULL: none of ours. */
@@ -205,7 +215,11 @@ ta_status ta_free(ta_allocator *a, void *ptr)
     if (!arena) return TA_INVALID;
     ta_device *d = arena->device;
     ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
-    bool ours = b && b->state == TA_LIVE, record = ours && (b->uses || !arena->stream->owned);
+    bool ours = b && b->state == TA_LIVE,
+         record = ours && (b->uses || !arena->stream->owned);
+    /* Told before anything is recorded and before the tick is read: what others queue after
+     * an event of ours then comes after the FREE. */
+    if (ours) ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
     if (record)
         b->state = TA_HELD; /* nobody else may free it meanwhile */
     else if (ours)
@@ -221,7 +235,8 @@ static ta_block *holder(ta_arena *arena, uint64_t addr)
     ta_block *b = ta_table_find(&arena->table, addr);
     for (ta_chunk *c = arena->chunks; !b && c; c = c->next)
         if (addr - c->addr < c->size)
-            for (b = c->first; b->addr + b->size <= addr; b = b->next) {}
+            for (b = c->first; b->addr + b->size <= addr; b = b->next) {
+            }
     return b && b->state == TA_LIVE ? b : NULL;
 }
 

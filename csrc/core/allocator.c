@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "device.h"
@@ -12,24 +13,33 @@
 const char *ta_status_text(ta_status status)
 {
     switch (status) {
-    case TA_OK: return "ok";
-    case TA_OUT_OF_MEMORY: return "out of memory";
-    case TA_NOT_READY: return "the stream has not passed that point";
-    case TA_INVALID: return "invalid argument";
-    case TA_UNSUPPORTED: return "not supported by this driver or device";
-    case TA_FORKED: return "called in a forked child, which cannot use its parent's CUDA";
-    case TA_GONE: return "the CUDA driver has shut down";
-    case TA_DRIVER: return "the CUDA driver failed";
-    case TA_NO_HOST_MEMORY: return "no host memory";
+    case TA_OK:
+        return "ok";
+    case TA_OUT_OF_MEMORY:
+        return "out of memory";
+    case TA_NOT_READY:
+        return "the stream has not passed that point";
+    case TA_INVALID:
+        return "invalid argument";
+    case TA_UNSUPPORTED:
+        return "not supported by this driver or device";
+    case TA_FORKED:
+        return "called in a forked child, which cannot use its parent's CUDA";
+    case TA_GONE:
+        return "the CUDA driver has shut down";
+    case TA_DRIVER:
+        return "the CUDA driver failed";
+    case TA_NO_HOST_MEMORY:
+        return "no host memory";
     }
     return "unknown status";
 }
 
 /* The kernel wipes the page in a child, however it was forked, with no handler of ours. */
-static volatile unsigned char *make_alive(void)
+static _Atomic unsigned char *make_alive(void)
 {
     size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    unsigned char *page =
+    _Atomic unsigned char *page =
         mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return NULL;
     if (madvise(page, size, MADV_WIPEONFORK)) {
@@ -48,13 +58,14 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
     if (!a) return TA_NO_HOST_MEMORY;
     a->driver = driver;
     if (config) a->config = *config;
-    size_t bytes = TA_LOOKUP_SLOTS * sizeof *a->lookup; /* touched only where chunks are */
+    size_t bytes =
+        TA_LOOKUP_SLOTS * sizeof *a->lookup; /* touched only where chunks are */
     void *lookup = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     a->alive = make_alive();
     if (lookup == MAP_FAILED || !a->alive) {
         if (lookup != MAP_FAILED) munmap(lookup, bytes);
-        if (a->alive) munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+        if (a->alive) munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
         free(a);
         return TA_NO_HOST_MEMORY;
     }
@@ -66,10 +77,15 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
         d->allocator = a;
         d->ordinal = i;
         ta_lock_init(&d->pages, TA_RANK_PAGES);
-        pthread_cond_init(&d->pool_idle, NULL);
+        pthread_condattr_t attributes;
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(&d->pool_idle, &attributes);
+        pthread_condattr_destroy(&attributes);
         atomic_flag_clear(&d->counting.taken);
         atomic_init(&d->tick, 1);
-        d->page_bytes = config && config->page_bytes ? config->page_bytes : TA_DEFAULT_PAGE;
+        d->page_bytes =
+            config && config->page_bytes ? config->page_bytes : TA_DEFAULT_PAGE;
         for (int k = 0; k < TA_LIMIT_SOURCES; k++) d->limits[k] = TA_NO_LIMIT;
     }
     *allocator = a;
@@ -78,13 +94,14 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
 
 static void destroy_device(ta_device *d)
 {
+    const ta_driver *driver = d->allocator->driver;
     uintptr_t saved[2];
-    bool entered = !ta_forked(d->allocator) && atomic_load(&d->used) && !ta_enter(d, saved);
-    if (entered) d->allocator->driver->device_wait(d->allocator->driver->self, d->ordinal);
-    if (entered) {
-        ta_pages_destroy(d);
-        ta_epoch_destroy(d);
-        ta_leave(d, saved);
+    if (atomic_load(&d->used) && !ta_forked(d->allocator)) {
+        bool reachable = ta_enter(d, saved) == TA_OK;
+        if (reachable) driver->device_wait(driver->self, d->ordinal);
+        ta_pages_destroy(d, reachable);
+        ta_epoch_destroy(d, reachable);
+        if (reachable) ta_leave(d, saved);
     }
     ta_pools_destroy(d);
     ta_arena_map_destroy(d);
@@ -100,7 +117,7 @@ void ta_allocator_destroy(ta_allocator *a)
     ta_lock_destroy(&a->plain_lock);
     free(a->plain);
     munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
-    munmap((void *)(uintptr_t)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+    munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
     free(a);
 }
 

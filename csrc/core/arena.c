@@ -11,6 +11,7 @@
 #include "check.h"
 #include "bins.h"
 #include "chunk.h"
+#include "count.h"
 #include "events.h"
 #include "table.h"
 
@@ -157,7 +158,8 @@ static void own_within(ta_arena *arena, ta_block *b, uint32_t low, uint32_t high
 /* Two neighbours of a hole, one of which owns nothing, become one. */
 static ta_block *join(ta_arena *arena, ta_block *left, ta_block *right)
 {
-    ta_block *stays = owns_none(left) ? right : left, *goes = stays == left ? right : left;
+    ta_block *stays = owns_none(left) ? right : left,
+             *goes = stays == left ? right : left;
     unlink_block(goes);
     if (stays == right) stays->addr = left->addr;
     stays->size += goes->size;
@@ -195,7 +197,8 @@ static uint32_t alone(const ta_chunk *c, const ta_hole *h, uint64_t addr, uint64
 {
     uint32_t low = ta_slot_below(c, addr), high = ta_slot_above(c, end);
     if (low < ta_slot_above(c, h->addr)) low = ta_slot_above(c, h->addr);
-    if (high > ta_slot_below(c, h->addr + h->size)) high = ta_slot_below(c, h->addr + h->size);
+    if (high > ta_slot_below(c, h->addr + h->size))
+        high = ta_slot_below(c, h->addr + h->size);
     return low < high ? high - low : 0;
 }
 
@@ -279,7 +282,8 @@ ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t 
     uint64_t end = addr + size, hole_end = hole->addr + hole->size;
     ta_block *first = hole->first, *last = hole->last, *b;
     ta_chunk *c = first->chunk;
-    bool all_mapped = !hole->unmapped, has_left = addr > hole->addr, has_right = end < hole_end;
+    bool all_mapped = !hole->unmapped, has_left = addr > hole->addr,
+         has_right = end < hole_end;
     uint32_t inside = all_mapped ? 0 : unmapped_in(c, addr, end);
     uint32_t on_left = all_mapped || !has_left ? 0 : unmapped_in(c, hole->addr, addr);
     uint32_t on_right = hole->unmapped - inside - on_left;
@@ -289,9 +293,11 @@ ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t 
     ta_block *taken = new_block(arena, c, addr, size);
     taken->state = TA_HELD;
     if (addr - hole->addr <= hole_end - end)
-        for (b = first; end_of(b) <= addr; b = b->next) {}
+        for (b = first; end_of(b) <= addr; b = b->next) {
+        }
     else
-        for (b = last; b->addr > addr; b = b->prev) {}
+        for (b = last; b->addr > addr; b = b->prev) {
+        }
 
     /* b holds addr: what of it lies left of the taken stays, the rest is consumed. */
     if (b->addr < addr) {
@@ -495,6 +501,7 @@ size_t ta_arena_steal(ta_arena *arena, size_t max, uint64_t passed, ta_handle *p
         ta_emit_pages(arena, TA_EVENT_UNMAP, c, begin, end);
         while (end > begin) pages[got++] = ta_chunk_clear(c, --end);
         set_own_mapped(arena, b, b->own_mapped - count);
+        ta_count_mapped(arena, -(int64_t)count);
         ta_arena_verify(arena, "steal");
     }
     return got;

@@ -126,8 +126,8 @@ ta_hole *ta_bins_next(const ta_bins *bins, const ta_hole *hole)
     return from(bins, hole->size, hole->addr + 1);
 }
 
-static bool check_tree(const ta_hole *node, unsigned bin, const ta_hole **last, size_t *count,
-                       char *text, size_t capacity)
+static bool check_tree(const ta_hole *node, unsigned bin, const ta_hole **last,
+                       size_t *count, char *text, size_t capacity)
 {
     for (; node; node = node->right) {
         if (!check_tree(node->left, bin, last, count, text, capacity)) return false;
@@ -150,7 +150,8 @@ bool ta_bins_check(const ta_bins *bins, char *text, size_t capacity)
     size_t count = 0;
     for (unsigned bin = 0; bin < TA_BINS; bin++) {
         const ta_hole *last = NULL;
-        if (!check_tree(bins->root[bin], bin, &last, &count, text, capacity)) return false;
+        if (!check_tree(bins->root[bin], bin, &last, &count, text, capacity))
+            return false;
         bool bit = bins->words[bin / 64] >> bin % 64 & 1;
         if (bit != (bins->root[bin] != NULL)) {
             snprintf(text, capacity, "bin %u: bit %d, holes %d", bin, bit, !bit);

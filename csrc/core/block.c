@@ -28,7 +28,6 @@ static void done(ta_arena *arena, ta_block *b, uint64_t tick)
 
 void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
 {
-    ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
     if (arena->last_freed < tick) arena->last_freed = tick;
     ta_count_free(arena, b->size, b->requested, b->uses != NULL);
     if (!b->uses) {
@@ -38,7 +37,8 @@ void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
     b->state = TA_PENDING;
     b->pending_next = NULL;
     b->pending_prev = arena->pending_last;
-    *(arena->pending_last ? &arena->pending_last->pending_next : &arena->pending_first) = b;
+    *(arena->pending_last ? &arena->pending_last->pending_next : &arena->pending_first) =
+        b;
     arena->pending_last = b;
 }
 

@@ -6,7 +6,7 @@
 
 /* A held block becomes the user's. The table has room. */
 void ta_block_begin(ta_arena *arena, ta_block *block, uint64_t requested);
-/* The user's free at `tick`: with uses it becomes pending, else free at once. */
+/* The user's free at `tick`, which was told: with uses it becomes pending, else free. */
 void ta_block_end(ta_arena *arena, ta_block *block, uint64_t tick);
 /* A pending block, taken off the arena's list by the caller, becomes free. */
 void ta_block_settle(ta_arena *arena, ta_block *block);

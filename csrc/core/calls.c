@@ -3,11 +3,11 @@
 #include "calls.h"
 
 #define DRIVER(device) ((device)->allocator->driver)
-#define COUNT(device, field)                                                                \
-    do {                                                                                    \
-        ta_spin_take(&(device)->counting);                                                  \
-        (device)->stats.field++;                                                            \
-        ta_spin_drop(&(device)->counting);                                                  \
+#define COUNT(device, field)                                                             \
+    do {                                                                                 \
+        ta_spin_take(&(device)->counting);                                               \
+        (device)->stats.field++;                                                         \
+        ta_spin_drop(&(device)->counting);                                               \
     } while (0)
 
 ta_status ta_call_reserve(ta_device *d, uint64_t size, uint64_t *addr)
@@ -57,8 +57,7 @@ ta_status ta_call_record(ta_device *d, ta_stream stream, ta_event *event)
     const ta_driver *driver = DRIVER(d);
     bool capturing = false;
     COUNT(d, calls_event);
-    ta_status status =
-        driver->is_capturing(driver->self, d->ordinal, stream, &capturing);
+    ta_status status = driver->is_capturing(driver->self, d->ordinal, stream, &capturing);
     if (status) return status;
     if (capturing) return TA_NOT_READY;
     if (!*event && (status = driver->event_create(driver->self, d->ordinal, event)))

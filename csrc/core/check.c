@@ -16,8 +16,8 @@ typedef struct ta_checker {
     size_t capacity;
 } ta_checker;
 
-__attribute__((format(printf, 2, 3))) static bool fail(const ta_checker *k, const char *format,
-                                                       ...)
+__attribute__((format(printf, 2, 3))) static bool fail(const ta_checker *k,
+                                                       const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -27,11 +27,11 @@ __attribute__((format(printf, 2, 3))) static bool fail(const ta_checker *k, cons
 }
 
 typedef unsigned long long ull;
-#define SAME(what, a, b)                                                                     \
-    do {                                                                                     \
-        ull left_ = (ull)(a), right_ = (ull)(b);                                             \
-        if (left_ != right_)                                                                 \
-            return fail(k, "%s: %s = %llu, %s = %llu", what, #a, left_, #b, right_);         \
+#define SAME(what, a, b)                                                                 \
+    do {                                                                                 \
+        ull left_ = (ull)(a), right_ = (ull)(b);                                         \
+        if (left_ != right_)                                                             \
+            return fail(k, "%s: %s = %llu, %s = %llu", what, #a, left_, #b, right_);     \
     } while (0)
 
 typedef struct ta_sums {
@@ -138,7 +138,8 @@ bool ta_arena_check(const ta_arena *arena, char *text, size_t capacity)
     SAME("live requested", arena->counts.live_requested, sums.counts.live_requested);
     SAME("pending blocks", arena->counts.pending_blocks, sums.counts.pending_blocks);
     SAME("pending bytes", arena->counts.pending_bytes, sums.counts.pending_bytes);
-    SAME("table", arena->table.count, sums.counts.live_blocks + sums.counts.pending_blocks);
+    SAME("table", arena->table.count,
+         sums.counts.live_blocks + sums.counts.pending_blocks);
     SAME("idle pages", arena->idle, sums.idle);
     SAME("holes", arena->bins.count, sums.holes);
     for (const ta_block *b = arena->oldest; b; b = b->newer, listed++)
@@ -224,6 +225,8 @@ static bool check_device(const ta_checker *k, ta_device *d)
         SAME("active", s.active[TA_POOL_ALL].current, sum.live_bytes + sum.pending_bytes);
         SAME("allocations", s.allocations[TA_POOL_ALL].current, sum.live_blocks);
     }
+    SAME("mapped", s.mapped[TA_POOL_ALL].current,
+         (s.pages.current - d->ready.count) * d->page_bytes);
     SAME("reserved", s.reserved.current, s.pages.current * d->page_bytes);
     /* Pages on the way to a place that waits are ready ones meanwhile, so none is in hand. */
     SAME("pages", s.pages.current, pages);

@@ -26,8 +26,12 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
         device->spare_chunks = c;
         return NULL;
     }
-    *c = (ta_chunk){.addr = addr, .size = size, .page_bytes = page_bytes, .pages = pages,
-                    .mapped = mapped, .slots = slots,
+    *c = (ta_chunk){.addr = addr,
+                    .size = size,
+                    .page_bytes = page_bytes,
+                    .pages = pages,
+                    .mapped = mapped,
+                    .slots = slots,
                     .shift = (unsigned)__builtin_ctzll(page_bytes)};
     return c;
 }
@@ -102,7 +106,8 @@ static bool plain_insert(ta_allocator *a, ta_chunk *c)
     }
     if (room) {
         size_t at = plain_below(a, c->addr);
-        memmove(a->plain + at + 1, a->plain + at, (a->plain_count - at) * sizeof *a->plain);
+        memmove(a->plain + at + 1, a->plain + at,
+                (a->plain_count - at) * sizeof *a->plain);
         a->plain[at] = c;
         a->plain_count++;
     }
@@ -113,7 +118,8 @@ static bool plain_insert(ta_allocator *a, ta_chunk *c)
 static void slots_set(ta_allocator *a, const ta_chunk *c, ta_chunk *value)
 {
     for (uint64_t at = c->addr; at < c->addr + c->size; at += TA_LOOKUP_BYTES)
-        atomic_store_explicit(&a->lookup[at >> TA_LOOKUP_SHIFT], value, memory_order_release);
+        atomic_store_explicit(&a->lookup[at >> TA_LOOKUP_SHIFT], value,
+                              memory_order_release);
 }
 
 bool ta_lookup_set(ta_device *d, ta_chunk *c)
@@ -133,7 +139,8 @@ void ta_lookup_clear(ta_device *d, const ta_chunk *c)
     ta_lock_take(&a->plain_lock);
     size_t at = plain_below(a, c->addr);
     if (at && a->plain[at - 1] == c) {
-        memmove(a->plain + at - 1, a->plain + at, (a->plain_count - at) * sizeof *a->plain);
+        memmove(a->plain + at - 1, a->plain + at,
+                (a->plain_count - at) * sizeof *a->plain);
         a->plain_count--;
     }
     ta_lock_drop(&a->plain_lock);
@@ -148,7 +155,8 @@ ta_chunk *ta_lookup(ta_allocator *a, uint64_t addr)
     if (c || !atomic_load_explicit(&a->any_plain, memory_order_acquire)) return c;
     ta_lock_take(&a->plain_lock);
     size_t at = plain_below(a, addr);
-    if (at && addr - a->plain[at - 1]->addr < a->plain[at - 1]->size) c = a->plain[at - 1];
+    if (at && addr - a->plain[at - 1]->addr < a->plain[at - 1]->size)
+        c = a->plain[at - 1];
     ta_lock_drop(&a->plain_lock);
     return c;
 }

@@ -2,6 +2,15 @@
  * exact at every moment, peaks included. Called by block.c and pages.c. */
 #include "count.h"
 
+#include <time.h>
+
+double ta_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
 static void up(ta_gauge g[3], int kind, uint64_t by)
 {
     ta_gauge_up(&g[TA_POOL_ALL], by);
@@ -83,5 +92,16 @@ void ta_count_pages(ta_device *d, int64_t pages, uint64_t page_bytes)
         ta_gauge_down(&d->stats.pages, count);
         ta_gauge_down(&d->stats.reserved, count * page_bytes);
     }
+    ta_spin_drop(&d->counting);
+}
+
+void ta_count_mapped(ta_arena *arena, int64_t pages)
+{
+    ta_device *d = arena->device;
+    ta_spin_take(&d->counting);
+    if (pages >= 0)
+        up(d->stats.mapped, kind_of(arena), (uint64_t)pages * arena->page_bytes);
+    else
+        down(d->stats.mapped, kind_of(arena), (uint64_t)-pages * arena->page_bytes);
     ta_spin_drop(&d->counting);
 }

@@ -15,6 +15,8 @@ static inline void ta_gauge_down(ta_gauge *g, uint64_t by)
     g->current -= by;
     g->decreased += by;
 }
+/* Of a clock that only rises, in microseconds. */
+double ta_now_us(void);
 /* A block became live: returns its serial. */
 uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested);
 /* A live block was freed; `pending` if its bytes still wait. */
@@ -23,5 +25,7 @@ void ta_count_free(ta_arena *arena, uint64_t bytes, uint64_t requested, bool pen
 void ta_count_settled(ta_arena *arena, uint64_t bytes);
 /* Pages came from (positive) or went to the driver. */
 void ta_count_pages(ta_device *device, int64_t pages, uint64_t page_bytes);
+/* Pages came to (positive) or left a place in the arena. */
+void ta_count_mapped(ta_arena *arena, int64_t pages);
 
 #endif

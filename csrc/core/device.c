@@ -56,9 +56,9 @@ static ta_status meet_peers(ta_allocator *a, ta_device *d)
         ta_device *other = &a->device[i];
         if (other == d || !atomic_load(&other->used)) continue;
         bool ours = false, theirs = false;
-        ta_status status =
-            driver->can_access_peer(driver->self, i, d->ordinal, &ours);
-        if (!status) status = driver->can_access_peer(driver->self, d->ordinal, i, &theirs);
+        ta_status status = driver->can_access_peer(driver->self, i, d->ordinal, &ours);
+        if (!status)
+            status = driver->can_access_peer(driver->self, d->ordinal, i, &theirs);
         if (!status && ours) status = grant(d, i);
         if (!status && theirs) status = grant(other, d->ordinal);
         if (status) return status;
@@ -73,9 +73,11 @@ static ta_status look_at(ta_allocator *a, ta_device *d)
     bool vmm;
     ta_status status = driver->has_vmm(driver->self, d->ordinal, &vmm);
     if (!status && !vmm && !a->config.fallback) status = TA_UNSUPPORTED;
-    if (!status) status = driver->mem_info(driver->self, d->ordinal, &free_bytes, &d->total);
+    if (!status)
+        status = driver->mem_info(driver->self, d->ordinal, &free_bytes, &d->total);
     if (!status && vmm)
-        status = driver->granularity(driver->self, d->ordinal, TA_TIER_DEVICE, &granularity);
+        status =
+            driver->granularity(driver->self, d->ordinal, TA_TIER_DEVICE, &granularity);
     if (status) return status;
     d->plain = !vmm;
     d->page_bytes = a->config.page_bytes ? a->config.page_bytes : TA_DEFAULT_PAGE;
@@ -106,9 +108,10 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
         }
         if (!status) status = meet_peers(a, d);
         if (!status) {
-            *a->alive = 1;
+            atomic_store(a->alive, 1);
             atomic_store_explicit(&a->started, true, memory_order_release);
-            if (d->plain) atomic_store_explicit(&a->any_plain, true, memory_order_release);
+            if (d->plain)
+                atomic_store_explicit(&a->any_plain, true, memory_order_release);
             atomic_store_explicit(&d->used, true, memory_order_release);
         }
     }
@@ -172,7 +175,8 @@ ta_arena *ta_arena_get(ta_device *d, ta_stream stream, bool small, ta_pool *pool
 {
     ta_arena *a = pool ? NULL : ta_arena_find(d, stream, small);
     for (ta_arena *p = d->arenas; pool && p && !a; p = p->next)
-        if (atomic_load(&p->pool) == pool && p->stream->handle == stream && p->small == small)
+        if (atomic_load(&p->pool) == pool && p->stream->handle == stream &&
+            p->small == small)
             a = p;
     if (a) return a;
     ta_stream_state *state = ta_stream_get(d, stream);

@@ -13,7 +13,7 @@
 
 #include "../include/torcharena.h"
 
-typedef uint64_t ta_handle;     /* physical memory; 0 is none */
+typedef uint64_t ta_handle;         /* physical memory; 0 is none */
 typedef struct ta_event_ *ta_event; /* the driver's event; NULL is none */
 
 typedef enum ta_tier { TA_TIER_DEVICE = 0, TA_TIER_HOST = 1 } ta_tier;

@@ -7,21 +7,14 @@
 #include "epoch.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "arena.h"
 #include "calls.h"
 #include "pool.h"
 #include "block.h"
+#include "count.h"
 
 #define MARKS_MAX 256 /* a stream's; the newest is moved when there are more */
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 static bool default_stream(ta_stream stream) { return (uintptr_t)stream <= 1; }
 
@@ -71,6 +64,8 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
     if (m == d->spare_marks) d->spare_marks = m->next;
     tick = atomic_fetch_add(&d->tick, 1) + 1;
     ta_status status = ta_call_record(d, s->handle, &m->event);
+    s->capturing = status == TA_NOT_READY;
+    s->foreign = status && status != TA_NOT_READY;
     if (status) {
         if (!move) spare_mark(d, m); /* else it stands for its old point as before */
         return status;
@@ -85,24 +80,61 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
     return TA_OK;
 }
 
+ta_status ta_stream_remark(ta_device *d, ta_stream_state *s, uint64_t tick)
+{
+    if (s->marked <= tick && !s->owned && !s->capturing) return TA_UNSUPPORTED;
+    return ta_stream_mark(d, s, tick);
+}
+
+/* The device can be waited for: no capture would break, of a pool or of a stream we know. */
+static bool device_waitable(ta_device *d)
+{
+    const ta_driver *driver = d->allocator->driver;
+    if (atomic_load(&d->open_count)) return false;
+    for (ta_stream_state *s = d->streams; s; s = s->next) {
+        bool capturing = false;
+        if (!s->owned && !s->capturing) continue; /* it may be gone */
+        if (driver->is_capturing(driver->self, d->ordinal, s->handle, &capturing)) {
+            if (s->owned) return false;
+            s->capturing = false; /* it is gone */
+        } else if (capturing)
+            return false;
+    }
+    return true;
+}
+
+bool ta_stream_waitable(ta_device *d, ta_stream_state *s, uint64_t tick)
+{
+    return s->marked > tick || device_waitable(d);
+}
+
 static void count_wait(ta_device *d, double since)
 {
     ta_spin_take(&d->counting);
     d->stats.waits++;
-    d->stats.wait_us += now_us() - since;
+    d->stats.wait_us += ta_now_us() - since;
     ta_spin_drop(&d->counting);
+}
+
+static ta_status wait_for_device(ta_device *d, const ta_stream_state *s, uint64_t tick)
+{
+    ta_status status = ta_device_wait(d);
+    return !status && s->passed <= tick ? TA_NOT_READY : status;
 }
 
 ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
 {
     const ta_driver *driver = d->allocator->driver;
-    ta_status status = ta_stream_mark(d, s, tick);
+    ta_status status = ta_stream_remark(d, s, tick);
     if (status == TA_NOT_READY || status == TA_GONE) return status;
-    if (status) return ta_device_wait(d);
+    if (status) return wait_for_device(d, s, tick);
+    if (s->passed > tick) return TA_OK;
+    /* A handle of others may stand for another stream by now, so that a later mark says
+     * nothing of an earlier one: one at a time, and the caller looks again. */
     ta_mark_event *m = s->first;
-    while (m && m->tick <= tick) m = m->next;
-    if (!m) return TA_OK; /* passed already */
-    double since = now_us();
+    while (s->owned && m && m->tick <= tick) m = m->next;
+    if (!m) return TA_OK;
+    double since = ta_now_us();
     m->waiters++;
     ta_lock_drop(&d->pages);
     status = driver->event_wait(driver->self, m->event);
@@ -115,30 +147,57 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
         tick = m->tick;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
     }
+    if (status && status != TA_GONE) return wait_for_device(d, s, tick);
     return status;
+}
+
+/* Every other device that is used is waited for, one after the other; false where one cannot
+ * be. None of their locks is held meanwhile, nor ours. */
+static bool wait_for_others(ta_device *d)
+{
+    ta_allocator *a = d->allocator;
+    const ta_driver *driver = a->driver;
+    bool all = true;
+    for (int i = 0; i < TA_MAX_DEVICES && all; i++) {
+        ta_device *other = &a->device[i];
+        uintptr_t saved[2];
+        if (other == d || !atomic_load(&other->used)) continue;
+        if (driver->enter(driver->self, i, saved)) return false;
+        ta_lock_take(&other->pages);
+        all = device_waitable(other);
+        other->device_waits += all;
+        ta_lock_drop(&other->pages);
+        if (all) {
+            all = driver->device_wait(driver->self, i) == TA_OK;
+            ta_lock_take(&other->pages);
+            other->device_waits--;
+            pthread_cond_broadcast(&other->pool_idle);
+            ta_lock_drop(&other->pages);
+        }
+        driver->leave(driver->self, i, saved);
+    }
+    return all;
 }
 
 ta_status ta_device_wait(ta_device *d)
 {
     const ta_driver *driver = d->allocator->driver;
-    if (atomic_load(&d->open_count)) return TA_NOT_READY;
-    for (ta_stream_state *s = d->streams; s; s = s->next) {
-        bool capturing = false;
-        if (driver->is_capturing(driver->self, d->ordinal, s->handle, &capturing) ||
-            capturing)
-            return TA_NOT_READY;
-    }
-    double since = now_us();
+    if (!device_waitable(d)) return TA_NOT_READY;
+    double since = ta_now_us();
     uint64_t tick = atomic_fetch_add(&d->tick, 1) + 1;
+    bool foreign = false;
+    for (const ta_stream_state *s = d->streams; s; s = s->next) foreign |= s->foreign;
     d->device_waits++;
     ta_lock_drop(&d->pages);
     ta_status status = driver->device_wait(driver->self, d->ordinal);
+    bool others = foreign && !status && wait_for_others(d);
     ta_lock_take(&d->pages);
     d->device_waits--;
     pthread_cond_broadcast(&d->pool_idle);
     count_wait(d, since);
     if (status) return status;
     for (ta_stream_state *s = d->streams; s; s = s->next) {
+        if (s->foreign && !others) continue;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
         if (s->passed < tick) s->passed = tick;
         if (s->marked < tick) s->marked = tick;
@@ -152,7 +211,7 @@ ta_status ta_device_wait(ta_device *d)
 static bool still_used(ta_device *d, const ta_use *u)
 {
     for (; u; u = u->next) {
-        ta_stream_mark(d, u->stream, u->tick); /* where the free could not */
+        ta_stream_remark(d, u->stream, u->tick);
         ta_stream_poll(d, u->stream);
         if (u->stream->passed <= u->tick) return true;
     }
@@ -166,7 +225,8 @@ size_t ta_pending_poll(ta_device *d, ta_arena *arena)
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
         if (still_used(d, b->uses)) continue;
-        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) = next;
+        *(b->pending_prev ? &b->pending_prev->pending_next : &arena->pending_first) =
+            next;
         *(next ? &next->pending_prev : &arena->pending_last) = b->pending_prev;
         ta_block_settle(arena, b);
         settled++;
@@ -182,7 +242,8 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     ta_lock_take(&arena->lock);
     for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
         for (ta_use *u = b->uses; u && !stream; u = u->next)
-            if (u->stream->passed <= u->tick && u->tick < before) {
+            if (u->stream->passed <= u->tick && u->tick < before &&
+                ta_stream_waitable(d, u->stream, u->tick)) {
                 stream = u->stream;
                 tick = u->tick;
             }
@@ -190,7 +251,7 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
 }
 
-void ta_epoch_destroy(ta_device *d)
+void ta_epoch_destroy(ta_device *d, bool reachable)
 {
     const ta_driver *driver = d->allocator->driver;
     for (ta_stream_state *s = d->streams, *next; s; s = next) {
@@ -200,7 +261,7 @@ void ta_epoch_destroy(ta_device *d)
     }
     for (ta_mark_event *m = d->spare_marks, *next; m; m = next) {
         next = m->next;
-        if (m->event) driver->event_destroy(driver->self, m->event);
+        if (m->event && reachable) driver->event_destroy(driver->self, m->event);
         free(m);
     }
     d->streams = NULL;

@@ -10,8 +10,13 @@ ta_stream_state *ta_stream_get(ta_device *device, ta_stream stream);
 /* Looks which marks the stream has passed since. */
 void ta_stream_poll(ta_device *device, ta_stream_state *stream);
 /* Marks the stream's present point, unless a mark is newer than `tick` already.
- * TA_NOT_READY while the stream is being captured. */
+ * TA_NOT_READY while the stream is being captured. For frees: the stream must exist. */
 ta_status ta_stream_mark(ta_device *device, ta_stream_state *stream, uint64_t tick);
+/* The same at any later time, where the free could not. Streams of others may be gone by
+ * then and are not named: TA_UNSUPPORTED, and only the device can be waited for. */
+ta_status ta_stream_remark(ta_device *device, ta_stream_state *stream, uint64_t tick);
+/* Something can be waited for now that has the stream pass what was freed at `tick`. */
+bool ta_stream_waitable(ta_device *device, ta_stream_state *stream, uint64_t tick);
 /* Waits, with `pages` dropped meanwhile, until the stream has passed what was freed at
  * `tick`. TA_NOT_READY where that cannot be waited for now. */
 ta_status ta_stream_wait(ta_device *device, ta_stream_state *stream, uint64_t tick);
@@ -24,6 +29,6 @@ size_t ta_pending_poll(ta_device *device, ta_arena *arena);
 /* Waits for the arena's oldest pending block of those freed before tick `before`.
  * TA_NOT_READY where there is none, or it cannot be waited for. */
 ta_status ta_pending_wait(ta_device *device, ta_arena *arena, uint64_t before);
-void ta_epoch_destroy(ta_device *device);
+void ta_epoch_destroy(ta_device *device, bool reachable);
 
 #endif

@@ -20,7 +20,8 @@ ta_status ta_add_observer(ta_allocator *a, ta_observer *observer, void *context)
     for (int i = 0; i < TA_OBSERVERS && status; i++)
         if (!atomic_load(&a->observer[i].observer)) {
             a->observer[i].context = context;
-            atomic_store_explicit(&a->observer[i].observer, observer, memory_order_release);
+            atomic_store_explicit(&a->observer[i].observer, observer,
+                                  memory_order_release);
             atomic_fetch_add(&a->observers, 1);
             status = TA_OK;
         }

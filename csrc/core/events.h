@@ -10,8 +10,8 @@ static inline bool ta_observed(const ta_allocator *allocator)
 {
     return atomic_load_explicit(&allocator->observers, memory_order_acquire) != 0;
 }
-static inline void ta_emit(const ta_arena *arena, ta_event_kind kind, const ta_block *block,
-                           ta_stream stream)
+static inline void ta_emit(const ta_arena *arena, ta_event_kind kind,
+                           const ta_block *block, ta_stream stream)
 {
     ta_allocator *allocator = arena->device->allocator;
     if (ta_observed(allocator))

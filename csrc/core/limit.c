@@ -32,7 +32,8 @@ ta_status ta_trim(ta_allocator *a, int device, uint64_t *released)
     return status;
 }
 
-ta_status ta_set_limit(ta_allocator *a, int device, ta_limit_source source, uint64_t bytes)
+ta_status ta_set_limit(ta_allocator *a, int device, ta_limit_source source,
+                       uint64_t bytes)
 {
     uint64_t released = 0;
     if (ta_forked(a)) return TA_FORKED;

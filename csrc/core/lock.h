@@ -52,7 +52,8 @@ static inline void ta_lock_drop(ta_lock *lock)
 static inline void ta_spin_take(ta_spin *spin)
 {
     ta_rank_push(TA_RANK_COUNTING);
-    for (int i = 0; atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire);)
+    for (int i = 0;
+         atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire);)
         if (++i % 64 == 0) sched_yield();
 }
 static inline void ta_spin_drop(ta_spin *spin)

@@ -44,7 +44,7 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, uint64_t sh
     oom->short_by = short_by;
     oom->page_bytes = d->page_bytes;
     oom->limit = ta_limit_of(d, &source);
-    oom->limit_source = source;
+    oom->limit_source = (int)source;
     oom->device_total = d->total;
     if (driver->enter(driver->self, d->ordinal, saved) == TA_OK) {
         uint64_t total;
@@ -84,7 +84,8 @@ __attribute__((format(printf, 2, 3))) static void add(ta_text *t, const char *fo
     va_list arguments;
     size_t used = (size_t)t->length < t->capacity ? (size_t)t->length : t->capacity;
     va_start(arguments, format);
-    int n = vsnprintf(t->text ? t->text + used : NULL, t->capacity - used, format, arguments);
+    int n =
+        vsnprintf(t->text ? t->text + used : NULL, t->capacity - used, format, arguments);
     va_end(arguments);
     if (n > 0) t->length += n;
 }
@@ -115,7 +116,8 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
     add_size(&t, "", oom->device_total, " of which ");
     add_size(&t, "", oom->device_free, " is free. ");
     if (oom->status != TA_OUT_OF_MEMORY) {
-        add(&t, "torcharena could not serve the request: %s.", ta_status_text(oom->status));
+        add(&t, "torcharena could not serve the request: %s.",
+            ta_status_text(oom->status));
         return t.length;
     }
     if (capped) {
@@ -125,7 +127,8 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
             source > 0 && source < TA_LIMIT_SOURCES ? source_text[source] : "");
     }
     add_size(&t, "Of the allocated memory ", oom->live, " is in live blocks");
-    if (oom->pending) add_size(&t, ", ", oom->pending, " was freed while other streams use it");
+    if (oom->pending)
+        add_size(&t, ", ", oom->pending, " was freed while other streams use it");
     if (oom->partly_used) {
         add_size(&t, ", ", oom->partly_used, " is lost in partly used pages (each of ");
         add_size(&t, "", oom->page_bytes, ", free in part beside live blocks)");

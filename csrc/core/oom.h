@@ -4,8 +4,8 @@
 
 #include "types.h"
 
-void ta_oom_fill(ta_device *device, ta_stream stream, uint64_t requested, uint64_t short_by,
-                 ta_status status, ta_oom *oom);
+void ta_oom_fill(ta_device *device, ta_stream stream, uint64_t requested,
+                 uint64_t short_by, ta_status status, ta_oom *oom);
 /* Free bytes in pages that also hold blocks. The arena's lock is held. */
 uint64_t ta_arena_partly_used(const ta_arena *arena);
 

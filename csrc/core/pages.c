@@ -21,6 +21,9 @@
 
 #define GROW_UNTIL 1.02 /* see ta_config */
 #define WAIT_ABOVE 1.02
+#define PAID 4                  /* moves that earn a page */
+#define EARNED_MOST 0.02        /* of the live peak */
+#define EARNED_LEAST 67108864.0 /* bytes that small programs may earn all the same */
 
 /* Pages in hand, not mapped yet. */
 typedef struct ta_hand {
@@ -86,7 +89,8 @@ typedef struct ta_oldest {
     uint64_t tick;
 } ta_oldest;
 
-/* The arena with the longest idle page: of those whose stream has passed, or of the others.
+/* The arena with the longest idle page: of those whose stream has passed, or of those that
+ * can be waited for.
  * Looks at every stream once, and marks where it is now. */
 static ta_oldest find_oldest(ta_device *d, bool passed)
 {
@@ -98,9 +102,10 @@ static ta_oldest find_oldest(ta_device *d, bool passed)
         uint64_t oldest = any ? a->oldest->tick : 0, newest = any ? a->newest->tick : 0;
         ta_lock_drop(&a->lock);
         if (!any) continue;
-        ta_stream_mark(d, a->stream, newest);
+        ta_stream_remark(d, a->stream, newest);
         if (a->stream->passed <= oldest) ta_stream_poll(d, a->stream);
-        if ((a->stream->passed > oldest) == passed && oldest < best.tick)
+        if ((a->stream->passed > oldest) == passed && oldest < best.tick &&
+            (passed || ta_stream_waitable(d, a->stream, oldest)))
             best = (ta_oldest){a, oldest};
     }
     return best;
@@ -108,22 +113,25 @@ static ta_oldest find_oldest(ta_device *d, bool passed)
 
 static size_t steal(ta_device *d, ta_handle *pages, size_t max, ta_status *status)
 {
-    ta_oldest o = find_oldest(d, true);
-    *status = TA_OK;
-    if (!o.arena) return 0;
-    ta_lock_take(&o.arena->lock);
-    size_t got = ta_arena_steal(o.arena, max, o.arena->stream->passed, pages, status);
-    ta_lock_drop(&o.arena->lock);
-    return got;
+    for (;;) {
+        ta_oldest o = find_oldest(d, true);
+        *status = TA_OK;
+        if (!o.arena) return 0;
+        ta_lock_take(&o.arena->lock);
+        size_t got = ta_arena_steal(o.arena, max, o.arena->stream->passed, pages, status);
+        ta_lock_drop(&o.arena->lock);
+        if (got || *status) return got; /* else its owner took it meanwhile */
+    }
 }
 
-/* Waits for the one thing that makes memory free soonest. TA_NOT_READY: there is nothing to
- * wait for. */
-static ta_status wait_idle(ta_device *d)
+/* Waits for the one thing that makes memory free soonest, of what was freed before a tick.
+ * TA_NOT_READY: there is nothing to wait for. */
+static ta_status wait_idle(ta_device *d, uint64_t before)
 {
     ta_oldest o = find_oldest(d, false);
-    if (!o.arena) return TA_NOT_READY;
-    return ta_stream_wait(d, o.arena->stream, o.tick);
+    if (o.arena && o.tick < before) return ta_stream_wait(d, o.arena->stream, o.tick);
+    /* What had not passed when it was last looked at may have by now. */
+    return find_oldest(d, true).arena ? TA_OK : TA_NOT_READY;
 }
 
 /* The same for a block freed before `tick` that a recorded stream uses. */
@@ -143,7 +151,8 @@ static bool pools_over(const ta_device *d)
 {
     for (const ta_arena *a = d->arenas; a; a = a->next) {
         const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
-        if (p && p->begins == p->releases && p->released_at >= d->device_passed) return true;
+        if (p && p->begins == p->releases && p->released_at >= d->device_passed)
+            return true;
     }
     return false;
 }
@@ -164,6 +173,17 @@ static uint64_t live_peak(ta_device *d, uint64_t more)
     uint64_t peak = g->peak > g->current + more ? g->peak : g->current + more;
     ta_spin_drop(&d->counting);
     return peak;
+}
+
+/* What may be reserved before idle pages are taken. A move recurs, a page is bought once: so
+ * every PAID moves earn the device one page beyond the policy's, up to a bound. Thus a loop
+ * that repeats itself soon moves nothing, and one that never does wastes little. */
+static uint64_t allowed(ta_device *d, double slack, uint64_t peak)
+{
+    double bound = (double)peak * EARNED_MOST;
+    if (bound < EARNED_LEAST) bound = EARNED_LEAST;
+    double earned = (double)(d->moves / PAID * d->page_bytes);
+    return (uint64_t)((double)peak * slack + (earned < bound ? earned : bound));
 }
 
 static ta_status make_page(ta_device *d, ta_hand *hand)
@@ -214,7 +234,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
         uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
-        if (may_grow && (double)after <= grow * (double)peak) {
+        if (may_grow && after <= allowed(d, grow, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
@@ -225,23 +245,25 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             d->stats.retry_count++;
             ta_spin_drop(&d->counting);
         }
-        size_t got = steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
+        size_t got =
+            steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
             hand->count += got;
+            d->moves += got;
             ta_spin_take(&d->counting);
             d->stats.page_moves += got;
             ta_spin_drop(&d->counting);
             continue;
         }
         if (status) return status;
-        if (may_grow && (double)after <= above * (double)peak) {
+        if (may_grow && after <= allowed(d, above, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
         /* Others must be able to use what we hold while we wait. */
         put_down(d, hand, true);
-        status = wait_idle(d);
+        status = wait_idle(d, UINT64_MAX);
         if (status == TA_NOT_READY && may_grow) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
@@ -273,7 +295,8 @@ static ta_status map_run(ta_device *d, ta_chunk *c, uint32_t slot, uint32_t coun
     uint32_t done = 0;
     *stuck = 0;
     while (done < count && !status) {
-        status = ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
+        status =
+            ta_call_map(d, at + ((uint64_t)done << c->shift), c->page_bytes, pages[done]);
         if (!status) done++;
     }
     if (!status) status = ta_call_access(d, at, (uint64_t)count << c->shift);
@@ -286,6 +309,7 @@ static void settle(ta_arena *arena, ta_chunk *c, const uint32_t *slots, uint32_t
                    const ta_handle *pages)
 {
     ta_lock_take(&arena->lock);
+    ta_count_mapped(arena, count);
     for (uint32_t i = 0, end; i < count; i = end) {
         end = run_end(slots, i, count);
         ta_emit_pages(arena, TA_EVENT_MAP, c, slots[i], slots[end - 1] + 1);
@@ -336,7 +360,8 @@ void ta_pages_mend(ta_device *d, ta_arena *arena)
         ta_status status = ta_arena_stock(arena) ? TA_OK : TA_NO_HOST_MEMORY;
         for (uint32_t i = ta_slot_below(c, b->addr); i < high && !status; i++)
             if (ta_chunk_has(c, i))
-                status = ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
+                status =
+                    ta_call_access(d, c->addr + ((uint64_t)i << c->shift), c->page_bytes);
         if (status) {
             at = &b->pending_next;
             continue;
@@ -359,7 +384,8 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
     ta_status status = TA_NO_HOST_MEMORY;
     if (hand.pages && slots) {
         uint32_t high = ta_slot_above(c, block->addr + block->size);
-        ta_lock_take(&arena->lock); /* the missing ones are ours alone, until they have pages */
+        ta_lock_take(
+            &arena->lock); /* the missing ones are ours alone, until they have pages */
         for (uint32_t i = ta_slot_below(c, block->addr); i < high; i++)
             if (!ta_chunk_has(c, i)) slots[n++] = i;
         ta_lock_drop(&arena->lock);
@@ -389,7 +415,14 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         if (status && status != TA_NOT_READY) return status;
         status = TA_OK;
     }
-    if (d->plain) return ta_plain_give_back(d, keep, wait, released);
+    if (d->plain) {
+        do {
+            status = ta_plain_give_back(d, keep, wait, released);
+            if (status || !wait || ta_reserved(d) <= keep) break;
+            status = wait_pending(d, start);
+        } while (!status);
+        return status == TA_NOT_READY ? TA_OK : status;
+    }
     while (ta_reserved(d) > keep) {
         if (d->ready.count) {
             if ((status = release_page(d, d->ready.pages[d->ready.count - 1]))) break;
@@ -397,17 +430,15 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
             *released += d->page_bytes;
             continue;
         }
-        size_t max = (size_t)((ta_reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
+        size_t max =
+            (size_t)((ta_reserved(d) - keep + d->page_bytes - 1) / d->page_bytes);
         size_t got = steal(d, pages, max < BATCH ? max : BATCH, &status);
         for (size_t i = 0; i < got; i++)
             if (!ready_push(d, pages[i])) release_page(d, pages[i]);
         if (got) continue;
         if (status || !wait) break;
-        ta_oldest o = find_oldest(d, false);
-        if (o.arena && o.tick < start)
-            status = ta_stream_wait(d, o.arena->stream, o.tick);
-        else
-            status = wait_pending(d, start);
+        status = wait_idle(d, start);
+        if (status == TA_NOT_READY) status = wait_pending(d, start);
         if (status) break;
     }
     return status == TA_NOT_READY ? TA_OK : status;
@@ -426,20 +457,27 @@ static void unmap_all(ta_device *d, ta_chunk *c)
     }
 }
 
-void ta_pages_destroy(ta_device *d)
+/* All that the driver gave for the chunk. */
+static void give_up(ta_device *d, ta_chunk *c)
 {
     const ta_driver *driver = d->allocator->driver;
+    if (d->plain) {
+        driver->plain_free(driver->self, d->ordinal, c->addr);
+        return;
+    }
+    unmap_all(d, c);
+    if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
+}
+
+void ta_pages_destroy(ta_device *d, bool reachable)
+{
     for (ta_arena *a = d->arenas, *next; a; a = next) {
         next = a->next;
         for (ta_chunk *c = a->chunks, *after; c; c = after) {
             after = c->next;
             for (ta_block *b = c->first; b; b = b->next)
                 if (b->state != TA_FREE) ta_uses_free(b);
-            if (d->plain)
-                driver->plain_free(driver->self, d->ordinal, c->addr);
-            else
-                unmap_all(d, c);
-            if (!c->mapped_count) ta_call_unreserve(d, c->addr, c->size);
+            if (reachable) give_up(d, c);
             ta_chunk_retire(d, c);
         }
         ta_arena_destroy(a);
@@ -450,7 +488,7 @@ void ta_pages_destroy(ta_device *d)
         ta_arena_destroy(a);
         free(a);
     }
-    while (d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
+    while (reachable && d->ready.count) release_page(d, d->ready.pages[--d->ready.count]);
     free(d->ready.pages);
     for (ta_chunk *c = d->spare_chunks, *next; c; c = next) {
         next = c->next;

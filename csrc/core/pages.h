@@ -8,20 +8,22 @@
 /* Brings the `need` pages that are missing under a held block and maps them. On failure
  * nothing has changed, but that idle pages may have moved to the ready ones; where even
  * undoing failed, the block is marked broken. */
-ta_status ta_pages_bring(ta_device *device, ta_arena *arena, ta_block *block, uint32_t need,
-                         uint64_t *short_by);
+ta_status ta_pages_bring(ta_device *device, ta_arena *arena, ta_block *block,
+                         uint32_t need, uint64_t *short_by);
 /* Places that a failed call of the driver left half made become free where that works now.
  * Takes the arena's lock. */
 void ta_pages_mend(ta_device *device, ta_arena *arena);
 /* Gives idle pages back until `keep` bytes are reserved; with `wait` also those that streams
  * still use. Returns the first failure of the driver. */
-ta_status ta_pages_give_back(ta_device *device, uint64_t keep, bool wait, uint64_t *released);
+ta_status ta_pages_give_back(ta_device *device, uint64_t keep, bool wait,
+                             uint64_t *released);
 /* A range of addresses for the arena that holds a block of `bytes`. */
 ta_status ta_addresses_add(ta_device *device, ta_arena *arena, uint64_t bytes);
 /* Gives ranges back that hold nothing. */
 void ta_addresses_trim(ta_device *device);
-/* Everything the driver gave is given back, whatever lies there. */
-void ta_pages_destroy(ta_device *device);
+/* Everything the driver gave is given back, whatever lies there, and the host's memory goes;
+ * that alone where the driver cannot be reached any more. */
+void ta_pages_destroy(ta_device *device, bool reachable);
 /* Bytes of pages held. */
 uint64_t ta_reserved(ta_device *device);
 /* The cap that holds. */

@@ -67,6 +67,7 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
         return status;
     }
     ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
+    ta_count_mapped(idle->arena, -(int64_t)c->slots);
     ta_chunk_retire(d, c);
     *released += size;
     return TA_OK;
@@ -79,7 +80,7 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         ta_idle_chunk idle = find(d);
         if (!idle.chunk) break;
         ta_stream_state *stream = idle.arena->stream;
-        ta_stream_mark(d, stream, idle.tick);
+        ta_stream_remark(d, stream, idle.tick);
         ta_stream_poll(d, stream);
         if (stream->passed > idle.tick)
             status = release(d, &idle, released);
@@ -101,9 +102,10 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
     if (size > limit) return TA_OUT_OF_MEMORY;
     for (bool gave_back = false;; gave_back = true) {
         uint64_t held = ta_reserved(d);
-        ta_status status = held <= limit - size ? driver->plain_alloc(driver->self, d->ordinal,
-                                                                      size, &addr)
-                                                : TA_OUT_OF_MEMORY;
+        ta_status status =
+            held <= limit - size
+                ? driver->plain_alloc(driver->self, d->ordinal, size, &addr)
+                : TA_OUT_OF_MEMORY;
         if (!status) break;
         if (status != TA_OUT_OF_MEMORY) return status;
         uint64_t least = ta_round_up(bytes, d->page_bytes);
@@ -112,8 +114,9 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
             size = *short_by = least;
             continue;
         }
-        status = ta_plain_give_back(d, held > limit - size ? limit - size : 0, true, &released);
-        if (status && status != TA_NOT_READY) return status;
+        status = ta_pages_give_back(d, held > limit - size ? limit - size : 0, true,
+                                    &released);
+        if (status) return status;
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);
@@ -127,5 +130,6 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
         return TA_NO_HOST_MEMORY;
     }
     ta_count_pages(d, c->slots, d->page_bytes);
+    ta_count_mapped(arena, c->slots);
     return TA_OK;
 }

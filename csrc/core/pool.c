@@ -5,8 +5,11 @@
 #include "pool.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "device.h"
+
+#define FILTER_SECONDS 1 /* far longer than a filter takes */
 
 static ta_pool *find(const ta_device *d, ta_pool_id id)
 {
@@ -15,8 +18,8 @@ static ta_pool *find(const ta_device *d, ta_pool_id id)
     return p;
 }
 
-ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id, ta_pool_filter *filter,
-                        void *context)
+ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
+                        ta_pool_filter *filter, void *context)
 {
     ta_device *d;
     if (ta_forked(a)) return TA_FORKED;
@@ -46,6 +49,18 @@ ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id, ta_pool_filt
     return status;
 }
 
+/* A filter is C++: what it throws leaves ta_pool_for without counting down. So the wait for
+ * a call under way ends; what the call may still look at is then kept. */
+static bool calls_returned(ta_device *d, ta_open_pool *open)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += FILTER_SECONDS;
+    while (open->calls)
+        if (pthread_cond_timedwait(&d->pool_idle, &d->pages.mutex, &until)) break;
+    return !open->calls;
+}
+
 ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context)
 {
     *context = NULL;
@@ -54,13 +69,18 @@ ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context
     if (!d) return TA_INVALID;
     ta_lock_take(&d->pages);
     ta_open_pool **at = &d->open, *open;
-    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b)) at = &(*at)->next;
+    while (*at && ((*at)->pool->id.a != id.a || (*at)->pool->id.b != id.b))
+        at = &(*at)->next;
     if ((open = *at)) {
         *at = open->next;
         atomic_fetch_sub(&d->open_count, 1);
-        while (open->calls) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
-        *context = open->context;
-        free(open);
+        if (calls_returned(d, open)) {
+            *context = open->context;
+            free(open);
+        } else {
+            open->next = d->lost;
+            d->lost = open;
+        }
     }
     ta_lock_drop(&d->pages);
     return open ? TA_OK : TA_INVALID;
@@ -94,6 +114,7 @@ ta_pool *ta_pool_for(ta_device *d, ta_stream stream)
         if (open[i]->filter(open[i]->context, stream)) found = open[i]->pool;
     ta_lock_take(&d->pages);
     for (int i = 0; i < count; i++) open[i]->calls--;
+    if (found) found->users++;
     pthread_cond_broadcast(&d->pool_idle);
     ta_lock_drop(&d->pages);
     return found;
@@ -104,7 +125,8 @@ void ta_pools_retire(ta_device *d)
     for (ta_pool **at = &d->pools, *p; (p = *at);) {
         bool open = false;
         for (const ta_open_pool *o = d->open; o; o = o->next) open |= o->pool == p;
-        if (open || p->begins != p->releases || p->released_at >= d->device_passed) {
+        if (open || p->users || p->begins != p->releases ||
+            p->released_at >= d->device_passed) {
             at = &p->next;
             continue;
         }
@@ -124,10 +146,14 @@ void ta_pools_destroy(ta_device *d)
         next = o->next;
         free(o);
     }
+    for (ta_open_pool *o = d->lost, *next; o; o = next) {
+        next = o->next;
+        free(o);
+    }
     for (ta_pool *p = d->pools, *next; p; p = next) {
         next = p->next;
         free(p);
     }
-    d->open = NULL;
+    d->open = d->lost = NULL;
     d->pools = NULL;
 }

@@ -4,8 +4,8 @@
 
 #include "types.h"
 
-/* The open pool that takes a request for the stream; NULL: none. Calls filters, so no lock
- * may be held. */
+/* The open pool that takes a request for the stream, with one more user, so that it stays;
+ * NULL: none. Calls filters, so no lock may be held. */
 ta_pool *ta_pool_for(ta_device *device, ta_stream stream);
 /* Pools whose last release the whole device has passed: their arenas become ordinary memory
  * that takes no more requests. `pages` held. */

@@ -12,12 +12,13 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     ta_device *d = ta_device_if_used(a, device);
     if (!d) return TA_INVALID;
     ta_limit_source source;
-    uint64_t idle = 0, partly = 0, arenas = 0, streams = 0;
+    uint64_t idle = 0, partly = 0, arenas = 0, streams = 0, holes[3] = {0};
     ta_lock_take(&d->pages);
     for (ta_arena *arena = d->arenas; arena; arena = arena->next, arenas++) {
         ta_lock_take(&arena->lock);
         idle += arena->idle * arena->page_bytes;
         partly += ta_arena_partly_used(arena);
+        holes[arena->small ? TA_POOL_SMALL : TA_POOL_LARGE] += arena->bins.count;
         ta_lock_drop(&arena->lock);
     }
     for (const ta_stream_state *s = d->streams; s; s = s->next) streams++;
@@ -28,21 +29,25 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     *stats = d->stats;
     ta_spin_drop(&d->counting);
     stats->limit = ta_limit_of(d, &source);
-    stats->limit_source = source;
+    stats->limit_source = (int)source;
     stats->page_bytes = d->page_bytes;
     ta_lock_drop(&d->pages);
     stats->idle = idle;
     stats->partly_used = partly;
     stats->arenas = arenas;
     stats->streams = streams;
+    for (int kind = TA_POOL_SMALL; kind <= TA_POOL_LARGE; kind++) {
+        stats->holes[kind] = holes[kind];
+        stats->holes[TA_POOL_ALL] += holes[kind];
+    }
     return TA_OK;
 }
 
 /* Every gauge of the device. */
 static void each_gauge(ta_stats *s, void (*change)(ta_gauge *))
 {
-    ta_gauge *of_kinds[] = {s->allocations, s->allocated, s->requested, s->active_blocks,
-                            s->active};
+    ta_gauge *of_kinds[] = {s->allocations,   s->allocated, s->requested,
+                            s->active_blocks, s->active,    s->mapped};
     ta_gauge *single[] = {&s->reserved, &s->pages, &s->pending, &s->addresses};
     for (size_t i = 0; i < sizeof of_kinds / sizeof *of_kinds; i++)
         for (int kind = 0; kind < 3; kind++) change(&of_kinds[i][kind]);
@@ -75,14 +80,18 @@ static ta_status change_gauges(ta_allocator *a, int device, bool accumulated)
     return TA_OK;
 }
 
-ta_status ta_reset_peaks(ta_allocator *a, int device) { return change_gauges(a, device, false); }
+ta_status ta_reset_peaks(ta_allocator *a, int device)
+{
+    return change_gauges(a, device, false);
+}
 
 ta_status ta_reset_accumulated(ta_allocator *a, int device)
 {
     return change_gauges(a, device, true);
 }
 
-ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes, uint64_t *total)
+ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes,
+                           uint64_t *total)
 {
     uintptr_t saved[2];
     *free_bytes = *total = 0;

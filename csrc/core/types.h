@@ -63,10 +63,10 @@ struct ta_block {
             ta_use *uses;
             ta_block *pending_prev, *pending_next;
         };
-        struct { /* free */
+        struct {           /* free */
             ta_hole *hole; /* right on the first and the last block of the hole */
             uint64_t tick; /* when the owned pages became idle */
-            ta_block *older, *newer; /* the arena's list of idle memory */
+            ta_block *older, *newer;                 /* the arena's list of idle memory */
             uint32_t own_first, own_end, own_mapped; /* page slots of the chunk */
         };
     };
@@ -134,7 +134,8 @@ struct ta_arena {
     uint64_t next_chunk_bytes;
     ta_bins bins;
     ta_table table;
-    ta_block *oldest, *newest; /* free blocks that own mapped pages, as they became free */
+    ta_block *oldest,
+        *newest;         /* free blocks that own mapped pages, as they became free */
     uint64_t last_freed; /* the highest tick of a free here: passing it passes them all */
     ta_block *pending_first, *pending_last;
     ta_block *broken; /* linked by pending_next */
@@ -160,6 +161,8 @@ struct ta_stream_state {
     ta_stream_state *next;
     ta_stream handle;
     bool owned;
+    bool capturing;  /* it was when last marked */
+    bool foreign;    /* it could not be marked: perhaps it is another device's */
     uint64_t passed; /* what was freed at a lower tick is no longer used here */
     uint64_t marked; /* tick of the newest mark:  passed <= marked */
     ta_mark_event *first, *last;
@@ -173,6 +176,7 @@ struct ta_pool {
     ta_pool_id id;
     uint64_t begins, releases;
     uint64_t released_at; /* tick of the last release */
+    int users;            /* requests under way for it */
 };
 
 typedef struct ta_open_pool {
@@ -205,17 +209,19 @@ struct ta_device {
     ta_lock pages;
     pthread_cond_t pool_idle; /* a filter returned, or the device was waited for */
     int device_waits;         /* under way: captures begin after them, they would break */
-    bool plain; /* no VMM: memory comes in whole ranges */
+    bool plain;               /* no VMM: memory comes in whole ranges */
     uint64_t total, page_bytes, address_bound, addresses;
     ta_arena *arenas;
     _Atomic(ta_arena_map *) map;
     ta_stream_state *streams;
     ta_pool *pools;
     ta_open_pool *open;
+    ta_open_pool *lost; /* ended, with a call to the filter that never returned */
     atomic_int open_count;
     _Atomic uint64_t tick;
     uint64_t device_passed; /* what was released before this tick no replay uses */
     ta_ready ready;
+    uint64_t moves; /* of pages, since memory was last given back */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
@@ -231,19 +237,21 @@ struct ta_device {
 struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
-    volatile unsigned char *alive; /* 1 from the first device's use on, but 0 in a child */
-    atomic_bool started;           /* a device was used: here, or before a fork */
-    _Atomic(ta_chunk *) *lookup;   /* by address / TA_LOOKUP_BYTES */
-    atomic_bool any_plain;         /* some device has no VMM */
-    ta_lock plain_lock;            /* guards the next three */
-    ta_chunk **plain;              /* chunks of such devices, by address */
+    /* 1 from the first device's use on, but 0 in a forked child */
+    _Atomic unsigned char *alive;
+    atomic_bool started;         /* a device was used: here, or before a fork */
+    _Atomic(ta_chunk *) *lookup; /* by address / TA_LOOKUP_BYTES */
+    atomic_bool any_plain;       /* some device has no VMM */
+    ta_lock plain_lock;          /* guards the next three */
+    ta_chunk **plain;            /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
     atomic_int observers;
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
-    } observer[TA_OBSERVERS]; /* read under an arena's lock; removed, then all are taken */
-    ta_lock setup;            /* a device's first use */
+    } observer
+        [TA_OBSERVERS]; /* read under an arena's lock; removed, then all are taken */
+    ta_lock setup;      /* a device's first use */
     ta_stream_owner *owner;
     void *owner_context;
     ta_device device[TA_MAX_DEVICES];
@@ -258,9 +266,13 @@ struct ta_allocator {
 /* A child forked before any device was used is as good as its parent. */
 static inline bool ta_forked(const ta_allocator *a)
 {
-    return *a->alive == 0 && atomic_load_explicit(&a->started, memory_order_acquire);
+    return atomic_load_explicit(a->alive, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&a->started, memory_order_acquire);
 }
-static inline uint64_t ta_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+static inline uint64_t ta_round_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
 static inline uint32_t ta_slot_below(const ta_chunk *c, uint64_t addr)
 {
     return (uint32_t)((addr - c->addr) >> c->shift);

@@ -31,11 +31,15 @@ static const ta_block *next_piece(const ta_block *b, uint64_t low, uint64_t high
 
 /* A place that is held just now may lack pages: the run [low, high) then cuts it. */
 static const ta_block *visit_run(const ta_arena *arena, const ta_chunk *c, uint64_t low,
-                                 uint64_t high, const ta_block *b, const ta_visitor *visitor)
+                                 uint64_t high, const ta_block *b,
+                                 const ta_visitor *visitor)
 {
     const ta_pool *pool = atomic_load(&arena->pool);
-    ta_segment_info s = {.device = arena->device->ordinal, .stream = arena->stream->handle,
-                         .small = arena->small, .addr = low, .size = high - low,
+    ta_segment_info s = {.device = arena->device->ordinal,
+                         .stream = arena->stream->handle,
+                         .small = arena->small,
+                         .addr = low,
+                         .size = high - low,
                          .page_bytes = c->page_bytes};
     ta_block_info piece;
     if (pool) s.pool = pool->id;
@@ -58,7 +62,8 @@ static const ta_block *visit_run(const ta_arena *arena, const ta_chunk *c, uint6
     return b;
 }
 
-static void visit_chunk(const ta_arena *arena, const ta_chunk *c, const ta_visitor *visitor)
+static void visit_chunk(const ta_arena *arena, const ta_chunk *c,
+                        const ta_visitor *visitor)
 {
     const ta_block *b = c->first;
     for (uint32_t i = 0, end; i < c->slots; i = end) {

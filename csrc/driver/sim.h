@@ -21,11 +21,11 @@ typedef struct ta_sim_config {
     uint64_t memory;        /* bytes of each */
     uint64_t context_bytes; /* taken by a process's first use of a device */
     uint64_t seed;          /* of the time that work takes */
-    bool no_backing;        /* addresses are numbers only, nothing can be touched (replay) */
-    bool no_vmm;            /* has_vmm says no, VMM calls fail with TA_UNSUPPORTED */
-    bool no_peers;          /* can_access_peer says no */
-    bool free_calls;        /* calls take no virtual time (benchmarks) */
-    const char *dir;        /* shared state of the machine; NULL: private to this ta_sim */
+    bool no_backing; /* addresses are numbers only, nothing can be touched (replay) */
+    bool no_vmm;     /* has_vmm says no, VMM calls fail with TA_UNSUPPORTED */
+    bool no_peers;   /* can_access_peer says no */
+    bool free_calls; /* calls take no virtual time (benchmarks) */
+    const char *dir; /* shared state of the machine; NULL: private to this ta_sim */
 } ta_sim_config;
 
 ta_status ta_sim_create(const ta_sim_config *config, ta_sim **sim);
@@ -45,16 +45,17 @@ typedef struct ta_sim_range {
 } ta_sim_range;
 /* Queues work that touches the ranges; takes `us` of virtual time, or a random while if
  * `us` is negative. Into the graph if the stream is being captured. */
-ta_status ta_sim_launch(ta_sim *sim, int device, ta_stream stream, const ta_sim_range *ranges,
-                        int count, double us);
-ta_status ta_sim_copy(ta_sim *sim, int device, ta_stream stream, uint64_t dst, uint64_t src,
-                      uint64_t size);
+ta_status ta_sim_launch(ta_sim *sim, int device, ta_stream stream,
+                        const ta_sim_range *ranges, int count, double us);
+ta_status ta_sim_copy(ta_sim *sim, int device, ta_stream stream, uint64_t dst,
+                      uint64_t src, uint64_t size);
 ta_status ta_sim_fill(ta_sim *sim, int device, ta_stream stream, uint64_t dst, int value,
                       uint64_t size);
 ta_status ta_sim_stream_wait(ta_sim *sim, int device, ta_stream stream); /* host waits */
 ta_status ta_sim_stream_query(ta_sim *sim, int device, ta_stream stream);
 /* The stream's later work waits for the event. */
-ta_status ta_sim_stream_wait_event(ta_sim *sim, int device, ta_stream stream, ta_event event);
+ta_status ta_sim_stream_wait_event(ta_sim *sim, int device, ta_stream stream,
+                                   ta_event event);
 /* The host waits for all work of the device without breaking captures, as cudaFree does
  * before it frees (plain_free itself waits for nothing). */
 ta_status ta_sim_settle(ta_sim *sim, int device);
@@ -70,20 +71,24 @@ ta_status ta_sim_capture_begin(ta_sim *sim, int device, ta_stream stream);
 ta_status ta_sim_capture_begin_mode(ta_sim *sim, int device, ta_stream stream, int mode);
 int ta_sim_thread_capture_mode(int mode);
 /* Fails, with no graph, where the capture was broken. */
-ta_status ta_sim_capture_end(ta_sim *sim, int device, ta_stream stream, ta_sim_graph **graph);
+ta_status ta_sim_capture_end(ta_sim *sim, int device, ta_stream stream,
+                             ta_sim_graph **graph);
 /* 0 when not capturing; else the capture's id. */
 uint64_t ta_sim_capture_id(ta_sim *sim, int device, ta_stream stream);
 /* As CUDA counts: 0 not capturing, 1 capturing, 2 capturing and broken. */
 int ta_sim_capture_status(ta_sim *sim, int device, ta_stream stream);
-ta_status ta_sim_graph_launch(ta_sim *sim, ta_sim_graph *graph, int device, ta_stream stream);
+ta_status ta_sim_graph_launch(ta_sim *sim, ta_sim_graph *graph, int device,
+                              ta_stream stream);
 void ta_sim_graph_destroy(ta_sim *sim, ta_sim_graph *graph);
 
 /* --- time, cost, faults ------------------------------------------------------------ */
+/* clang-format off */
 #define TA_SIM_CALLS(X)                                                                     \
     X(device_count) X(enter) X(mem_info) X(has_vmm) X(granularity) X(can_access_peer)        \
     X(reserve) X(unreserve) X(create) X(release) X(map) X(unmap) X(set_access)               \
     X(plain_alloc) X(plain_free) X(event_create) X(event_destroy) X(event_record)            \
     X(event_query) X(event_wait) X(is_capturing) X(device_wait)
+/* clang-format on */
 typedef enum ta_sim_call {
 #define X(name) TA_SIM_CALL_##name,
     TA_SIM_CALLS(X)
@@ -95,7 +100,8 @@ const char *ta_sim_call_name(ta_sim_call call);
 uint64_t ta_sim_calls(const ta_sim *sim, ta_sim_call call);
 /* The k-th next call (1 is the very next) of this kind fails with `status`, and the `times`
  * after it too. call TA_SIM_CALL_COUNT: of any kind that can fail. k 0: nothing fails. */
-void ta_sim_fail(ta_sim *sim, ta_sim_call call, uint64_t k, uint64_t times, ta_status status);
+void ta_sim_fail(ta_sim *sim, ta_sim_call call, uint64_t k, uint64_t times,
+                 ta_status status);
 /* What the driver would have taken for the calls so far, in microseconds. */
 double ta_sim_driver_us(const ta_sim *sim);
 double ta_sim_now_us(const ta_sim *sim);

@@ -49,9 +49,9 @@ typedef void *ta_stream;
 typedef struct ta_allocator ta_allocator;
 struct ta_driver;
 
-#define TA_GRANULE 512u                       /* every block is a multiple, and so aligned */
-#define TA_SMALL_MAX ((size_t)1 << 20)        /* requests up to this go to `small` arenas */
-#define TA_DEFAULT_PAGE ((uint64_t)4 << 20)   /* bytes of a page */
+#define TA_GRANULE 512u                /* every block is a multiple, and so aligned */
+#define TA_SMALL_MAX ((size_t)1 << 20) /* requests up to this go to `small` arenas */
+#define TA_DEFAULT_PAGE ((uint64_t)4 << 20) /* bytes of a page */
 #define TA_NO_LIMIT UINT64_MAX
 #define TA_MAX_DEVICES 64
 
@@ -62,13 +62,13 @@ typedef struct ta_config {
                             an idle one; 0: the default */
     double wait_above;   /* reserved over live peak above which an idle page is waited for
                             rather than a new one made; 0: the default */
-    bool fallback;       /* without VMM take plain driver allocations instead of failing */
+    bool fallback; /* without VMM take plain driver allocations instead of failing */
 } ta_config;
 
 /* Calls nothing of the driver yet: a device is looked at when it is first used. The driver
  * must outlive the allocator. `config` may be NULL. */
-TA_API ta_status ta_allocator_create(const struct ta_driver *driver, const ta_config *config,
-                                     ta_allocator **allocator);
+TA_API ta_status ta_allocator_create(const struct ta_driver *driver,
+                                     const ta_config *config, ta_allocator **allocator);
 /* Releases everything, blocks that are still live included. Not thread-safe: no other call
  * may be under way. */
 TA_API void ta_allocator_destroy(ta_allocator *allocator);
@@ -79,8 +79,8 @@ typedef struct ta_oom {
     ta_status status;
     int device;
     ta_stream stream;
-    uint64_t requested;      /* bytes asked for */
-    uint64_t short_by;       /* bytes of pages that could not be had */
+    uint64_t requested; /* bytes asked for */
+    uint64_t short_by;  /* bytes of pages that could not be had */
     uint64_t page_bytes;
     uint64_t limit;          /* TA_NO_LIMIT: none */
     int limit_source;        /* ta_limit_source */
@@ -91,15 +91,15 @@ typedef struct ta_oom {
     uint64_t pending;        /* bytes freed but still used by a recorded stream */
     uint64_t idle;           /* bytes of our idle pages that could not be taken */
     uint64_t idle_in_graphs; /* of those: held by CUDA graph pools */
-    uint64_t partly_used;    /* free bytes in pages that also hold live or pending blocks */
-    uint64_t largest[8];     /* sizes of the largest live blocks, falling; 0 ends */
+    uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
+    uint64_t largest[8];  /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
 } ta_oom;
 
 /* A block of `size` bytes, 512-aligned, for work on `stream`. Size 0 gives NULL. On failure
  * *ptr is NULL and *oom (may be NULL) says why. */
-TA_API ta_status ta_alloc(ta_allocator *allocator, size_t size, int device, ta_stream stream,
-                          void **ptr, ta_oom *oom);
+TA_API ta_status ta_alloc(ta_allocator *allocator, size_t size, int device,
+                          ta_stream stream, void **ptr, ta_oom *oom);
 /* NULL does nothing. TA_INVALID for an address that is not a live block. */
 TA_API ta_status ta_free(ta_allocator *allocator, void *ptr);
 /* `stream` uses the block too: after its free the bytes wait for what is then queued there.
@@ -127,7 +127,7 @@ typedef bool ta_pool_filter(void *context, ta_stream stream);
 TA_API ta_status ta_pool_begin(ta_allocator *allocator, int device, ta_pool_id id,
                                ta_pool_filter *filter, void *context);
 /* *context gets the filter's context back, for its owner to destroy; no call to the filter
- * is under way any more. */
+ * is under way any more; NULL where one has not come back in a second, as one that threw. */
 TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
                              void **context);
 /* Once for every begin. After the last, the pool's memory becomes ordinary idle memory when
@@ -163,7 +163,11 @@ TA_API uint64_t ta_limit(ta_allocator *allocator, int device, ta_limit_source *s
 typedef struct ta_gauge {
     uint64_t current, peak, increased, decreased; /* current = increased - decreased */
 } ta_gauge;
-typedef enum ta_pool_kind { TA_POOL_ALL = 0, TA_POOL_SMALL = 1, TA_POOL_LARGE = 2 } ta_pool_kind;
+typedef enum ta_pool_kind {
+    TA_POOL_ALL = 0,
+    TA_POOL_SMALL = 1,
+    TA_POOL_LARGE = 2
+} ta_pool_kind;
 typedef struct ta_stats {
     /* Of live blocks: count, bytes in granules, bytes asked for. By ta_pool_kind; peaks of
      * each are its own. */
@@ -174,28 +178,32 @@ typedef struct ta_stats {
     ta_gauge pages;     /* the same, counted */
     ta_gauge pending;   /* bytes freed but still used by a recorded stream */
     ta_gauge addresses; /* bytes of address ranges reserved */
-    uint64_t idle;        /* bytes of idle and of unmapped pages */
+    ta_gauge mapped[3]; /* bytes of pages mapped, by kind: reserved less the ready ones */
+    uint64_t idle;      /* bytes of idle and of unmapped pages */
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t largest_idle_partly_used; /* the highest partly_used seen at a slow path */
     uint64_t limit;
     int limit_source;
     uint64_t page_bytes;
-    uint64_t oom_count, retry_count; /* refusals; requests that took idle memory at the cap */
-    uint64_t page_moves;   /* idle pages taken from one place to another */
-    uint64_t waits;        /* times the host waited for a stream */
-    double wait_us;        /* how long */
-    uint64_t slow_allocs;  /* requests that needed a page */
+    uint64_t oom_count,
+        retry_count;      /* refusals; requests that took idle memory at the cap */
+    uint64_t page_moves;  /* idle pages taken from one place to another */
+    uint64_t waits;       /* times the host waited for a stream */
+    double wait_us;       /* how long */
+    double slow_us;       /* time in requests that needed a page, waits included */
+    uint64_t slow_allocs; /* requests that needed a page */
     uint64_t calls_reserve, calls_create, calls_release, calls_map, calls_unmap,
         calls_access, calls_event; /* driver calls, by kind; a range counts once */
     uint64_t arenas, streams;
+    uint64_t holes[3]; /* free pieces between blocks, by kind, with or without pages */
 } ta_stats;
 /* TA_INVALID for a device never used: *stats is then all zero, limits included. */
 TA_API ta_status ta_get_stats(ta_allocator *allocator, int device, ta_stats *stats);
 TA_API ta_status ta_reset_peaks(ta_allocator *allocator, int device);
 TA_API ta_status ta_reset_accumulated(ta_allocator *allocator, int device);
 /* The device's own numbers, whoever holds the bytes. */
-TA_API ta_status ta_device_memory(ta_allocator *allocator, int device, uint64_t *free_bytes,
-                                  uint64_t *total);
+TA_API ta_status ta_device_memory(ta_allocator *allocator, int device,
+                                  uint64_t *free_bytes, uint64_t *total);
 /* Initialised: something was ever asked for there. */
 TA_API bool ta_device_used(ta_allocator *allocator, int device);
 
@@ -208,8 +216,8 @@ typedef enum ta_block_state {
 typedef struct ta_segment_info { /* a run of mapped pages */
     int device;
     ta_stream stream;
-    bool small;        /* the arena's kind */
-    ta_pool_id pool;   /* 0,0: none */
+    bool small;      /* the arena's kind */
+    ta_pool_id pool; /* 0,0: none */
     uint64_t addr, size, allocated, active, requested;
     uint64_t page_bytes;
 } ta_segment_info;
@@ -231,13 +239,13 @@ TA_API ta_status ta_visit(ta_allocator *allocator, int device, const ta_visitor 
 /* --- events ---------------------------------------------------------------------------- */
 typedef enum ta_event_kind {
     TA_EVENT_ALLOC = 0,
-    TA_EVENT_FREE = 1,         /* the user's free */
-    TA_EVENT_FREE_DONE = 2,    /* its bytes can be used again */
+    TA_EVENT_FREE = 1,      /* the user's free */
+    TA_EVENT_FREE_DONE = 2, /* its bytes can be used again */
     TA_EVENT_RECORD_STREAM = 3,
-    TA_EVENT_MAP = 4,          /* a run of pages: addr, size */
+    TA_EVENT_MAP = 4, /* a run of pages: addr, size */
     TA_EVENT_UNMAP = 5,
     TA_EVENT_OOM = 6,
-    TA_EVENT_MARK = 7          /* ta_mark: `text` */
+    TA_EVENT_MARK = 7 /* ta_mark: `text` */
 } ta_event_kind;
 typedef struct ta_event_info {
     ta_event_kind kind;
@@ -253,7 +261,8 @@ typedef struct ta_event_info {
  * while there are none. */
 #define TA_OBSERVERS 4
 typedef void ta_observer(void *context, const ta_event_info *event);
-TA_API ta_status ta_add_observer(ta_allocator *allocator, ta_observer *observer, void *context);
+TA_API ta_status ta_add_observer(ta_allocator *allocator, ta_observer *observer,
+                                 void *context);
 /* Returns when no call to it is under way. */
 TA_API ta_status ta_remove_observer(ta_allocator *allocator, ta_observer *observer,
                                     void *context);

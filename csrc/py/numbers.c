@@ -60,18 +60,23 @@ static bool put_stats(PyObject *dict, const ta_stats *s)
 #define GAUGE(name) ta_put(dict, #name, gauge(&s->name))
 #define COUNT(name) ta_put_u64(dict, #name, s->name)
     return KINDS(allocations) && KINDS(allocated) && KINDS(requested) &&
-           KINDS(active_blocks) && KINDS(active) && GAUGE(reserved) && GAUGE(pages) &&
-           GAUGE(pending) && GAUGE(addresses) && COUNT(idle) && COUNT(partly_used) &&
-           COUNT(largest_idle_partly_used) &&
+           KINDS(active_blocks) && KINDS(active) && KINDS(mapped) && GAUGE(reserved) &&
+           GAUGE(pages) && GAUGE(pending) && GAUGE(addresses) && COUNT(idle) &&
+           COUNT(partly_used) && COUNT(largest_idle_partly_used) &&
            ta_put(dict, "limit", ta_bytes_or_none(s->limit)) &&
            ta_put(dict, "limit_source",
                   PyUnicode_FromString(ta_source_name(s->limit_source))) &&
            COUNT(page_bytes) && COUNT(oom_count) && COUNT(retry_count) &&
            COUNT(page_moves) && COUNT(waits) &&
            ta_put(dict, "wait_us", PyFloat_FromDouble(s->wait_us)) &&
+           ta_put(dict, "slow_us", PyFloat_FromDouble(s->slow_us)) &&
            COUNT(slow_allocs) && COUNT(calls_reserve) && COUNT(calls_create) &&
            COUNT(calls_release) && COUNT(calls_map) && COUNT(calls_unmap) &&
-           COUNT(calls_access) && COUNT(calls_event) && COUNT(arenas) && COUNT(streams);
+           COUNT(calls_access) && COUNT(calls_event) && COUNT(arenas) && COUNT(streams) &&
+           ta_put(dict, "holes",
+                  Py_BuildValue("(KKK)", (unsigned long long)s->holes[TA_POOL_ALL],
+                                (unsigned long long)s->holes[TA_POOL_SMALL],
+                                (unsigned long long)s->holes[TA_POOL_LARGE]));
 #undef KINDS
 #undef GAUGE
 #undef COUNT

@@ -53,6 +53,7 @@ class Stats(TypedDict):
     page_moves: int
     waits: int
     wait_us: float
+    slow_us: float
     slow_allocs: int
     calls_reserve: int
     calls_create: int
@@ -63,6 +64,8 @@ class Stats(TypedDict):
     calls_event: int
     arenas: int
     streams: int
+    mapped: Kinds
+    holes: tuple[int, int, int]
 
 class Block(TypedDict):
     address: int

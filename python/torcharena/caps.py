@@ -11,11 +11,18 @@ from . import sizes, state
 from .loading import core, pass_on, warn
 from .state import DeviceLike, SizeLike, device_index, needs_enabled
 
-__all__ = ["SOURCES", "device_memory", "limit", "put", "put_waiting", "set_limit"]
+__all__ = [
+    "SOURCES",
+    "device_memory",
+    "keeper",
+    "limit",
+    "put",
+    "put_waiting",
+    "set_limit",
+]
 
-# The context's bytes before any kernel is loaded, measured between 0.4 and 0.6 GiB.
-_CONTEXT = 1 << 29
-
+# Before any kernel is loaded; measured between 0.4 and 0.6 GiB.
+_CONTEXT = "0.5 GiB"
 
 SOURCES = {
     "api": "torcharena.enable(limit=) or set_limit()",
@@ -44,8 +51,7 @@ def set_limit(
 def limit(device: DeviceLike = None) -> int | None:
     """The cap that holds on the device, in bytes; None: there is none."""
     needs_enabled("limit")
-    bytes_, _ = core().limit(device_index(device))
-    return bytes_
+    return keeper().limit(device_index(device))[0]
 
 
 def device_memory(device: DeviceLike = None) -> tuple[int, int]:
@@ -53,11 +59,18 @@ def device_memory(device: DeviceLike = None) -> tuple[int, int]:
 
     `torch.cuda.mem_get_info` says what is left under the cap instead."""
     if state.enabled():
+        state.needs_cuda()
         free, total = core().device_memory(device_index(device))
         return free, total
     import torch
 
     return torch.cuda.mem_get_info(device)
+
+
+def keeper() -> Any:
+    """What keeps the caps: the library, or until its allocator is made, a list."""
+    library = core()
+    return library if library.created() else state.current.waiting
 
 
 def _totals() -> list[int] | None:
@@ -74,7 +87,7 @@ def _totals() -> list[int] | None:
 
 def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) -> None:
     """One source's cap. A share of a device waits until the device can be asked."""
-    library = core()
+    library = keeper()
     if device is None:
         state.current.shares = {
             k: v for k, v in state.current.shares.items() if k[0] != source
@@ -139,7 +152,7 @@ def announcement() -> str:
     """One line: what the cap makes on the card."""
     import torch
 
-    bytes_, source = core().limit(device_index(None))
+    bytes_, source = keeper().limit(device_index(None))
     page = sizes.format_size(state.current.page or (4 << 20))
     if bytes_ is None:
         return f"no cap, pages of {page}"
@@ -147,6 +160,6 @@ def announcement() -> str:
     total = sizes.format_size((_totals() or [0])[0])
     return (
         f"cap {sizes.format_size(bytes_)}, the CUDA context's "
-        f"{sizes.format_size(_CONTEXT).replace('512 MiB', '0.5 GiB')} on top "
+        f"{_CONTEXT} on top "
         f"(from {SOURCES.get(source, source)}; {name}, {total})"
     )

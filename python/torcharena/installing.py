@@ -1,14 +1,16 @@
 """Puts the arena under PyTorch: `enable`.
 
-It runs before the first CUDA allocation and changes nothing unless all of it works. It asks
-the driver whether the device will do; through the environment even that waits until PyTorch
-initialises CUDA, since many processes import torch and never use it. A cap in percent and
-the line that says what the cap makes wait until then in any case. Called from Python alone;
-the lock makes two threads' calls one after the other."""
+It runs before the first CUDA allocation and changes nothing unless all of it works. The
+library's allocator is made when PyTorch initialises CUDA; a cap in percent and the line that
+says what the cap makes wait until then too. Called from Python alone; the lock makes two
+threads' calls one after the other."""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import warnings
 from typing import Any
 
 from . import caps, conf, settings, sizes, state
@@ -65,7 +67,7 @@ def enable(
         "fallback": fallback,
         "strict": strict,
         "record": None if record is None else os.fspath(record),
-        "page": settings.page_bytes(sizes.parse(page, name="page")),
+        "page": settings.page_bytes(sizes.parse(page, name="page")) or None,
     }
     with state.lock:
         _enable(asked, settings.from_environment())
@@ -79,9 +81,7 @@ def enable_from_environment() -> None:
 
 
 def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
-    given = (
-        {} if asked is None else {k: v for k, v in asked.items() if v not in (None, 0)}
-    )
+    given = {k: v for k, v in (asked or {}).items() if v is not None}
     merged = {s.name: s.default for s in settings.SETTINGS} | environment | given
     if enabled():
         _again(asked, merged)
@@ -90,36 +90,38 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     conf.check(os.environ)
     library = core()
     if asked is not None:
-        _refuse_unfit(library, bool(merged["fallback"]))
+        _refuse_unfit(_probed(library), bool(merged["fallback"]))
     allocator = _allocator(torch, library)
-    made = (bool(merged["fallback"]), int(merged["page"]))
-    if not library.created():
-        library.create(*made)
-        state.current.fallback, state.current.page = made
-    elif made != (state.current.fallback, state.current.page):
-        raise RuntimeError(
-            f"an earlier enable() failed after it had made the allocator with fallback="
-            f"{state.current.fallback}, page={state.current.page}: ask for the same"
-        )
+    wanted = state.State(
+        allocator=allocator,
+        fallback=bool(merged["fallback"]),
+        page=int(merged["page"]),
+        strict=bool(merged["strict"]),
+        asked=asked,
+        waiting=state.Waiting(int(merged["page"])),
+    )
+    before, state.current = state.current, wanted
+    try:
+        _put("environment", environment.get("limit"))
+        if asked is not None:
+            _put("api", asked["limit"])
+        torch.cuda.memory.change_current_allocator(allocator)
+    except BaseException:
+        state.current = before
+        raise
 
     from . import torch_memory
 
-    torch.cuda.memory.change_current_allocator(allocator)
     library.torch_install()
-    state.current.allocator = allocator
-    state.current.pid = os.getpid()
-    state.current.strict, state.current.asked = bool(merged["strict"]), asked
     torch_memory.install(torch)
-    _put("environment", environment.get("limit"))
-    if asked is not None:
-        _put("api", asked["limit"])
+    torch.cuda._lazy_call(_cuda_is_up)
     if merged["record"] is not None:
         from . import recording
 
         recording.start_with_cuda(merged["record"])
     if merged["log"] is not None:
         show_log(merged["log"])
-    torch.cuda._lazy_call(_cuda_is_up)
+    atexit.register(pass_on)
 
 
 def _put(source: str, size: sizes.Size | None) -> None:
@@ -131,7 +133,7 @@ def _again(asked: dict[str, Any] | None, merged: dict[str, Any]) -> None:
     """A call when the arena is there: the same settings do nothing."""
     if asked is None or asked == state.current.asked:
         return
-    if os.getpid() != state.current.pid:
+    if state.current.creator not in (0, os.getpid()):
         raise RuntimeError(
             "torcharena.enable() in a forked child of a process that has it: the child "
             "cannot use the parent's CUDA memory; start it with the spawn method"
@@ -162,7 +164,7 @@ def _spoken(asked: dict[str, Any] | None) -> str:
     said = ", ".join(
         f"{name}={str(value)!r}" if isinstance(value, sizes.Size) else f"{name}={value!r}"
         for name, value in asked.items()
-        if value not in (None, 0)
+        if value is not None
     )
     return f"enable({said})"
 
@@ -211,11 +213,30 @@ def _checked_torch() -> Any:
     return torch
 
 
-def _refuse_unfit(library: Any, fallback: bool) -> None:
+def _probed(library: Any) -> Any:
+    """What the driver says of the first device, without starting it in this process: that
+    would spoil CUDA in forked children, and CUDA_VISIBLE_DEVICES set after us."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork where threads are
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, json.dumps(library.probe(0)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    found = json.loads(said) if said else {"reason": "the driver did not answer"}
+    # Where the driver runs here already, a child cannot ask it, and asking spoils nothing.
+    return library.probe(0) if found["reason"] else found
+
+
+def _refuse_unfit(found: Any, fallback: bool) -> None:
     """Raises RuntimeError where there is no device, or the first one has no virtual memory
     management."""
-    state.current.seen = (os.environ.get("CUDA_VISIBLE_DEVICES"),)
-    found = library.probe(0)
     if found["reason"]:
         raise RuntimeError(
             f"there is no NVIDIA GPU to enable torcharena on: {found['reason']}. "
@@ -243,20 +264,18 @@ def _allocator(torch: Any, library: Any) -> Any:
 
 
 def _cuda_is_up() -> None:
-    """PyTorch has just initialised CUDA, and nothing is allocated yet."""
-    library = core()
-    state.current.cuda_is_up = True
-    if state.current.seen and state.current.seen[0] != os.environ.get(
-        "CUDA_VISIBLE_DEVICES"
-    ):
-        raise RuntimeError(
-            "CUDA_VISIBLE_DEVICES was changed after torcharena.enable() had started the "
-            "driver, so it has no effect: set it before enable()"
-        )
-    _refuse_unfit(library, state.current.fallback)
-    caps.put_waiting()
-    if not state.current.announced:
-        state.current.announced = True
-        if speaks_for_node():
-            log.info("%s", caps.announcement())
+    """PyTorch has just initialised CUDA, and nothing is allocated yet: the library's
+    allocator is made. Not before: a process that forks first and whose children then use
+    CUDA is legal, and each of them needs an allocator of its own."""
+    library, now = core(), state.current
+    with state.lock:
+        _refuse_unfit(library.probe(0), now.fallback)
+        if not library.created():
+            library.create(now.fallback, now.page)
+            now.waiting.hand_over(library)
+        now.creator, now.cuda_is_up = os.getpid(), True
+        caps.put_waiting()
+        first, now.announced = not now.announced, True
+    if first and speaks_for_node():
+        log.info("%s", caps.announcement())
     pass_on()

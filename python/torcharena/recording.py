@@ -14,8 +14,8 @@ import threading
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .loading import core, pass_on, warn
-from .state import enabled, needs_enabled
+from .loading import core, loaded, pass_on, warn
+from .state import needs_cuda, needs_enabled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,6 +79,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
     recording is under way or the arena is not enabled, OSError for the file."""
     global _current
     needs_enabled("record")
+    needs_cuda()
     with _lock:
         if _current is not None:
             raise RuntimeError(
@@ -101,11 +102,13 @@ def start_with_cuda(path: str) -> None:
 
 def mark(text: str) -> None:
     """Puts a mark into the trace and the memory history: ``forward``, ``step``. One line;
-    ValueError otherwise. Does nothing where the arena is not enabled."""
+    ValueError otherwise. Does nothing before CUDA is in use and where the arena is not
+    enabled."""
     if "\n" in text or "\r" in text or not text:
         raise ValueError(f"mark({text!r}): one line of text")
-    if enabled():
-        core().mark(text)
+    library = loaded()
+    if library is not None and library.created():
+        library.mark(text)
 
 
 def place(path: str) -> str:

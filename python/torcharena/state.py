@@ -7,24 +7,60 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 from . import sizes
+from .loading import core
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "DEFAULT_PAGE",
     "DeviceLike",
     "SizeLike",
     "State",
+    "Waiting",
     "cuda_is_initialized",
     "current",
     "device_index",
     "enabled",
     "lock",
+    "needs_cuda",
     "needs_enabled",
 ]
 
+DEFAULT_PAGE = 4 << 20  # bytes, as in torcharena.h
 DeviceLike = Union[int, str, "torch.device", None]
 SizeLike = int | str | sizes.Size | None
+
+
+class Waiting:
+    """Caps in bytes, until the library's allocator is there to keep them. The same rules:
+    the least of all sources holds, rounded down to a page."""
+
+    def __init__(self, page: int = 0) -> None:
+        self.page = page or DEFAULT_PAGE
+        self._caps: dict[tuple[str, int], int | None] = {}  # -1: every device
+
+    def set_limit(self, device: int, source: str, size: int | None) -> None:
+        """One source's cap, None for none; device -1: on every device."""
+        if device < 0:
+            self._caps = {k: v for k, v in self._caps.items() if k[0] != source}
+        self._caps[source, device] = size
+
+    def limit(self, device: int) -> tuple[int | None, str]:
+        """The cap that will hold, and whose it is."""
+        held = []
+        for source in {source for source, _ in self._caps}:
+            size = self._caps.get((source, device), self._caps.get((source, -1)))
+            if size is not None:
+                held.append((size // self.page * self.page, source))
+        return min(held, default=(None, "none"))
+
+    def hand_over(self, library: Any) -> None:
+        """Tells the library: first what is for every device."""
+        for (source, device), size in sorted(
+            self._caps.items(), key=lambda cap: cap[0][1]
+        ):
+            library.set_limit(device, source, size)
 
 
 @dataclass
@@ -32,17 +68,16 @@ class State:
     """Set under `lock`, by `enable` and `set_limit`."""
 
     allocator: Any = None  # PyTorch calls into it for as long as the process lives
-    pid: int = 0
+    creator: int = 0  # the process that made the library's allocator; 0: none yet
     fallback: bool = False
-    page: int = 0
+    page: int = 0  # bytes; 0: the default
     strict: bool = False
     asked: dict[str, Any] | None = None  # by code; None: the environment alone so far
-    # Caps by source and device (None: all), for those that are shares of a device.
+    waiting: Waiting = field(default_factory=Waiting)
+    # Caps that are shares of a device, by source and device (None: all), until it is there.
     shares: dict[tuple[str, int | None], sizes.Size] = field(default_factory=dict)
     cuda_is_up: bool = False  # torch says so itself only when the queued calls are done
     announced: bool = False
-    # CUDA_VISIBLE_DEVICES when the driver was started by us; () before.
-    seen: tuple[str | None, ...] = ()
 
 
 current = State()
@@ -66,6 +101,14 @@ def needs_enabled(what: str) -> None:
     """Raises RuntimeError where `enable` has not been called."""
     if not enabled():
         raise RuntimeError(f"torcharena.{what}() comes after torcharena.enable()")
+
+
+def needs_cuda() -> None:
+    """Initialises CUDA, and with it the library's allocator, where it is not yet."""
+    if not core().created():
+        import torch
+
+        torch.cuda.init()
 
 
 def device_index(device: DeviceLike) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from .caps import SOURCES, device_memory
 from .loading import core, pass_on
 from .sizes import format_size
-from .state import DeviceLike, device_index, needs_enabled
+from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
 __all__ = ["CALLS", "memory_stats", "memory_summary"]
 
@@ -24,6 +24,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     Raises RuntimeError where the arena is not enabled."""
     needs_enabled("memory_stats")
     index = device_index(device)
+    needs_cuda()
     raw = core().stats(index)
     cap, source = core().limit(index)
     free, total = _card(index)

@@ -95,6 +95,8 @@ def _memory_snapshot(wanted: Sequence[Any] | None = None) -> dict[str, Any]:
     pool = (0, 0) if wanted is None else (int(wanted[0]), int(wanted[1]))
     with_traces = wanted is None or len(wanted) < 3 or bool(wanted[2])
     count = _torch.cuda.device_count()
+    if not library.created():  # CUDA has not been used yet
+        count, with_traces = 0, False
     events, runs = _at_one_moment(library, count, with_traces)
     traces: list[list[dict[str, Any]]] = []
     for device in range(count if with_traces else 0):
@@ -140,6 +142,11 @@ def _settings() -> dict[str, Any]:
     }
 
 
+def _with_cuda(call: Callable[[], Any]) -> None:
+    """Now, or once CUDA is initialised."""
+    _torch.cuda._lazy_call(call)
+
+
 def _record_history(
     enabled: str | None,
     context: str | None = None,
@@ -163,8 +170,7 @@ def _record_history(
         )
     library = core()
     if enabled is None:
-        if _History.enabled == "all":
-            library.history_stop()
+        _with_cuda(library.history_stop)
         _History.enabled = None
         return
     if context is not None:
@@ -174,10 +180,11 @@ def _record_history(
             "context=None says that none are expected",
             stacklevel=5,
         )
-    if _History.enabled == "all" and (clear_history or enabled == "state"):
-        library.history_stop()
-    if enabled == "all" and (_History.enabled != "all" or clear_history):
-        library.history_start(max(1, min(int(max_entries), _LONGEST_HISTORY)))
+    if clear_history or enabled == "state":
+        _with_cuda(library.history_stop)
+    if enabled == "all":
+        longest = max(1, min(int(max_entries), _LONGEST_HISTORY))
+        _with_cuda(lambda: library.history_start(longest))
     _History.enabled = enabled
     _History.skip = frozenset(skip_actions)
 
@@ -264,6 +271,13 @@ def _annotate(address: int, metadata: str) -> None:
     )
 
 
+# The name since torch 2.9, and the one before.
+_SETTINGS_FUNCTIONS = (
+    "_accelerator_setAllocatorSettings",
+    "_cuda_cudaCachingAllocator_set_allocator_settings",
+)
+
+
 def _set_allocator_settings(text: str) -> None:
     idle = conf.without_meaning(text)
     if idle:
@@ -271,7 +285,10 @@ def _set_allocator_settings(text: str) -> None:
             f"{', '.join(idle)}: without meaning under torcharena, and ignoring would be "
             "silent; settings that start with pinned_ work"
         )
-    _original["_accelerator_setAllocatorSettings"](text)
+    for name in _SETTINGS_FUNCTIONS:
+        if name in _original:
+            _original[name](text)
+            return
 
 
 def _check_pool(device: int, pool: tuple[int, int], expected: set[int]) -> bool:
@@ -339,7 +356,7 @@ _REPLACED: dict[str, Callable[..., Any]] = {
     "_accelerator_resetAccumulatedStats": _reset_accumulated,
     "_accelerator_emptyCache": _accelerator_empty_cache,
     "_accelerator_getMemoryInfo": mem_get_info,
-    "_accelerator_setAllocatorSettings": _set_allocator_settings,
+    **dict.fromkeys(_SETTINGS_FUNCTIONS, _set_allocator_settings),
 }
 
 

@@ -40,7 +40,12 @@ class MemPool:
         self.device = _torch.cuda.current_device()
         self._id = tuple(_torch.cuda.graph_pool_handle())
         # Begun once and not released: the pool lives as long as this object.
-        memory._cuda_beginAllocateCurrentThreadToPool(self.device, self._id)
+        begin = getattr(
+            memory,
+            "_cuda_beginAllocateCurrentThreadToPool",
+            memory._cuda_beginAllocateToPool,
+        )
+        begin(self.device, self._id)
         memory._cuda_endAllocateToPool(self.device, self._id)
         self._held = True
 

@@ -192,7 +192,8 @@ static bool fail_at(ta_sim_call call, uint64_t k, bool persistent, ta_status how
     return reached;
 }
 
-/* Every call of one kind, singly and lastingly, for two statuses. */
+/* Every call of one kind, singly and lastingly, for two statuses. Of any kind lastingly only:
+ * singly each is failed among its own kind. */
 static void walk(ta_sim_call call, int *felt)
 {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -201,7 +202,7 @@ static void walk(ta_sim_call call, int *felt)
     const int statuses = 2;
 #endif
     static const ta_status how[2] = {TA_DRIVER, TA_OUT_OF_MEMORY};
-    for (int persistent = 0; persistent < 2; persistent++)
+    for (int persistent = call == TA_SIM_CALL_COUNT; persistent < 2; persistent++)
         for (int h = 0; h < statuses; h++)
             for (uint64_t k = 1; fail_at(call, k, persistent, how[h], felt); k++)
                 if (ta_test_failed) return;

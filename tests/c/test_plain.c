@@ -67,6 +67,21 @@ TEST(a_cap_holds_and_idle_ranges_go_first)
     world_close(&w);
 }
 
+/* Memory that another stream still uses is waited for before a refusal. */
+TEST(pending_is_waited_for)
+{
+    world w;
+    held a, b;
+    open_plain(&w, 64 * MiB, true);
+    CHECK_EQ(world_alloc(&w, &a, 48 * MiB, 0, w.stream[0][1]), TA_OK);
+    world_use(&w, &a, w.stream[0][2], false, 9000);
+    CHECK_EQ(ta_record_stream(w.allocator, a.at, w.stream[0][2]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 48 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    world_close(&w);
+}
+
 /* Random blocks on three streams: contents kept, counts exact, and where the driver refuses,
  * the next call works. */
 TEST(random_with_failures)
@@ -80,7 +95,8 @@ TEST(random_with_failures)
     for (int i = 0; i < STEPS; i++) {
         held *h = &slot[world_random(&random) % SLOTS];
         if (world_random(&random) % 16 == 0)
-            ta_sim_fail(w.sim, TA_SIM_CALL_COUNT, world_between(&random, 1, 8), 1, TA_DRIVER);
+            ta_sim_fail(w.sim, TA_SIM_CALL_COUNT, world_between(&random, 1, 8), 1,
+                        TA_DRIVER);
         if (h->at) {
             CHECK(world_kept(h));
             if (world_random(&random) % 4 == 0)

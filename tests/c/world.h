@@ -1,15 +1,15 @@
 /* world.h - a simulated machine with an allocator on it, for tests of the allocator.
  *
  * Written from torcharena.h and sim.h alone: it keeps books of its own of what is live, and
- * a test compares the two. All of it is thread-safe as the two are; a `held` belongs to one
- * thread. Helpers that can fail set ta_test_failed and return; look at it. */
+ * a test compares the two; the oracle watches every block. All of it is thread-safe as the
+ * two are; a `held` belongs to one thread. Helpers that can fail set ta_test_failed and return; look at it. */
 #ifndef TA_WORLD_H
 #define TA_WORLD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../../csrc/driver/sim.h"
+#include "../../csrc/driver/oracle.h"
 #include "testing.h"
 
 #define KiB ((uint64_t)1 << 10)
@@ -66,6 +66,7 @@ static inline void world_open_with(world *w, const ta_sim_config *config, int st
         for (int s = 1; s < streams; s++)
             CHECK_EQ(ta_sim_stream_create(w->sim, d, false, &w->stream[d][s]), TA_OK);
     CHECK_EQ(ta_allocator_create(w->driver, policy, &w->allocator), TA_OK);
+    CHECK_EQ(ta_add_observer(w->allocator, ta_oracle_observe, w->sim), TA_OK);
 }
 static inline void world_open(world *w, const ta_sim_config *config, int streams)
 {
@@ -87,6 +88,7 @@ static inline void world_check(world *w)
 static inline void world_close(world *w)
 {
     world_check(w);
+    ta_oracle_end(w->sim);
     ta_allocator_destroy(w->allocator);
     uint64_t count = 0;
     const char *violation = ta_sim_first_violation(w->sim, &count);
@@ -104,8 +106,9 @@ static inline void world_use(world *w, const held *h, ta_stream stream, bool wri
     CHECK_EQ(ta_sim_launch(w->sim, h->device, stream, &range, 1, us), TA_OK);
 }
 
-/* What a block should hold: 64 bytes at the start of every 16 KiB, and its last bytes, told
- * apart by the serial. Needs a machine with backing. */
+/* What a block should hold: 64 bytes at the start of every 16 KiB (of every 256 KiB beyond
+ * the first MiB), and its last bytes, told apart by the serial. Needs a machine with
+ * backing, which is taken where it is touched. */
 static inline uint64_t world_word(const held *h, uint64_t offset)
 {
     uint64_t state = h->serial * 1000003u + offset;
@@ -114,7 +117,8 @@ static inline uint64_t world_word(const held *h, uint64_t offset)
 static inline void world_pattern(const held *h, bool write, bool *same)
 {
     *same = true;
-    for (uint64_t start = 0; start < h->size; start += 16 * KiB) {
+    for (uint64_t start = 0; start < h->size;
+         start += start < MiB ? 16 * KiB : 256 * KiB) {
         for (uint64_t at = start; at < start + 64 && at + 8 < h->size; at += 8) {
             uint64_t word = world_word(h, at), *p = (uint64_t *)(void *)(h->at + at);
             if (write)

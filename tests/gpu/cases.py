@@ -41,6 +41,7 @@ def watch() -> None:
     if REAL or _watched:
         return
     _watched = True
+    torch.cuda.init()  # the allocator is made with it
     core, gpu = libraries()
     core.ta_process_allocator.restype = ctypes.c_void_p
     gpu.ta_simcuda_machine.restype = ctypes.c_void_p
@@ -277,9 +278,9 @@ def g5(how: str) -> None:
         graph.replay()
         globals()["graph"] = graph
     elif how == "deleted":
-        from torcharena import installing
+        from torcharena import state
 
-        installing._state.allocator = None
+        state.current.allocator = None
         gc.collect()
         kept.append(torch.ones(MIB, device="cuda"))
     globals()["kept"] = kept

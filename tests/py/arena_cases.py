@@ -578,6 +578,25 @@ def forked_child() -> None:  # S16
     assert more.data_ptr() != keep.data_ptr()
 
 
+def fork_before_cuda() -> None:
+    """Children that use CUDA after a parent that enabled the arena and has not: legal."""
+    torcharena.enable(limit="1GiB")
+    memory._record_memory_history(context=None)
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            keep = empty(64 * MIB)
+            good = torch.cuda.memory_allocated() == 64 * MIB and torcharena.limit() == GIB
+            good = good and len(memory._snapshot()["device_traces"][0]) >= 2
+            del keep
+            out_of_memory(2 * GIB)
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert not torch.cuda.is_initialized()
+    empty(64 * MIB)
+    assert torch.cuda.max_memory_allocated() == 64 * MIB
+
+
 class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return 32

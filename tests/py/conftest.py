@@ -40,7 +40,7 @@ def arena(fake: FakeCore, monkeypatch: pytest.MonkeyPatch) -> FakeCore:
     """The model, and the package as though enable() had been called."""
     from torcharena import state
 
-    enabled = state.State(allocator=object(), pid=os.getpid(), asked={})
+    enabled = state.State(allocator=object(), creator=os.getpid(), asked={})
     monkeypatch.setattr(state, "current", enabled)
     fake.is_created = True
     return fake

@@ -283,7 +283,7 @@ class FakeCore(ModuleType):
 
     def history_start(self, longest: int) -> None:
         self.calls.append(("history_start", longest))
-        self.events = []
+        self.events = self.events or []
 
     def history_stop(self) -> None:
         self.events = None

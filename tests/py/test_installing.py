@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torcharena
 from fake_core import PAGE, TOTAL, FakeCore
+from hypothesis import given
+from hypothesis import strategies as st
 from torcharena import caps, installing, state, torch_memory
 
 GIB = 1 << 30
@@ -52,8 +54,11 @@ def test_enable_installs_once(fake: FakeCore, torch_: FakeTorch) -> None:
     assert not torcharena.enabled()
     torcharena.enable(limit="16GiB")
     assert torcharena.enabled() and len(torch_.installed) == 1
-    assert fake.calls == [("create", False, 0), ("torch_install",)]
     assert torcharena.limit() == 16 * GIB
+    assert fake.calls == [("torch_install",)]
+    torch_.bring_up_cuda()
+    assert fake.calls == [("torch_install",), ("create", False, 0)]
+    assert fake.limit(0) == fake.limit(1) == (16 * GIB, "api")
     torcharena.enable(limit="16GiB")
     torcharena.enable(limit=16 * GIB)  # the same, otherwise written
     assert len(torch_.installed) == 1
@@ -102,6 +107,7 @@ def test_without_vmm_it_raises_and_names_the_way_out(
         torcharena.enable()
     assert not torcharena.enabled() and not torch_.installed
     torcharena.enable(fallback=True)
+    torch_.bring_up_cuda()
     assert ("create", True, 0) in fake.calls and torcharena.enabled()
 
 
@@ -166,15 +172,6 @@ def test_environment_starts_no_driver(
         torch_.bring_up_cuda()
 
 
-def test_changed_visible_devices_are_not_ignored(
-    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torcharena.enable()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES"):
-        torch_.bring_up_cuda()
-
-
 def test_another_sources_cap_clamps_and_is_named(
     fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +201,48 @@ def test_strict_raises_and_changes_nothing(
     assert torcharena.limit() == 4 * GIB
     torcharena.set_limit("6GiB")
     assert torcharena.limit() == 6 * GIB
+
+
+def test_a_clamp_under_strict_installs_nothing(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_LIMIT", "8GiB")
+    with pytest.raises(RuntimeError, match="TORCHARENA_LIMIT"):
+        torcharena.enable(limit="16GiB", strict=True)
+    assert not torcharena.enabled() and not torch_.installed
+
+
+def test_what_code_says_goes_before_the_environment(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_FALLBACK", "1")
+    monkeypatch.setenv("TORCHARENA_PAGE", "8MiB")
+    torcharena.enable(fallback=False)
+    torch_.bring_up_cuda()
+    assert ("create", False, 8 << 20) in fake.calls
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([-1, 0, 1]),
+            st.sampled_from(["api", "environment", "fraction"]),
+            st.none() | st.integers(min_value=0, max_value=1 << 40),
+        ),
+        max_size=12,
+    )
+)
+def test_caps_that_wait_are_the_librarys(
+    steps: list[tuple[int, str, int | None]],
+) -> None:
+    waiting, kept, handed = state.Waiting(), FakeCore(), FakeCore()
+    for device, source, size in steps:
+        waiting.set_limit(device, source, size)
+        kept.set_limit(device, source, size)
+        for one in (0, 1):
+            assert waiting.limit(one)[0] == kept.limit(one)[0]
+    waiting.hand_over(handed)
+    assert handed.limits == kept.limits
 
 
 def test_caps_round_down_without_complaint(fake: FakeCore, torch_: FakeTorch) -> None:
@@ -257,6 +296,6 @@ def test_before_enable_it_says_what_is_missing(
 
 def test_a_forked_child_is_told(fake: FakeCore, torch_: FakeTorch) -> None:
     torcharena.enable()
-    state.current.pid = os.getpid() + 1
+    state.current.creator = os.getpid() + 1
     with pytest.raises(RuntimeError, match="spawn"):
         torcharena.enable(limit="1GiB")

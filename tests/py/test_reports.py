@@ -20,7 +20,11 @@ GIB = 1 << 30
 @pytest.fixture
 def torch_(arena: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Any:
     stand_in = SimpleNamespace(
-        cuda=SimpleNamespace(device_count=lambda: 2, is_initialized=lambda: True),
+        cuda=SimpleNamespace(
+            device_count=lambda: 2,
+            is_initialized=lambda: True,
+            _lazy_call=lambda call: call(),
+        ),
         _C=SimpleNamespace(),
     )
     monkeypatch.setattr(torch_memory, "_torch", stand_in)

@@ -100,6 +100,7 @@ ONE_DEVICE = [
     "graph",
     "train",
     "forked_child",
+    "fork_before_cuda",
     "loader_workers",
     "exit_with_live_tensors",
     "exit_from_a_thread",

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Installs the package on a machine with a GPU, runs its tests there and measures it.
+#
+#   scripts/on_gpu.sh FOLDER [--parts tests,latency,fixed,loops] [--repeat N] [--loops a,b]
+#                            [--seconds S] [--python PYTHON]
+#
+# FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
+# A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
+# loops, N runs of each), two (two GPUs: its tests and its table; needs two). Default: the
+# first four. All of it ends within S seconds (550): a part gets at most what it is given
+# below, and no more than is left. Exit code 1 where a part failed. On the two-GPU machine:
+#
+#   scripts/on_gpu.sh FOLDER --parts two
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[[ $# -ge 1 && $1 != -* ]] || usage
+folder=$1
+shift
+parts=tests,latency,fixed,loops repeat=1 loops= seconds=550 python=python3
+while (($#)); do
+    (($# >= 2)) || usage
+    case $1 in
+        --parts) parts=$2 ;;
+        --repeat) repeat=$2 ;;
+        --loops) loops=$2 ;;
+        --seconds) seconds=$2 ;;
+        --python) python=$2 ;;
+        *) usage ;;
+    esac
+    shift 2
+done
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+summary=$folder/summary.txt
+: >"$summary"
+status=0
+say() { echo "$*" | tee -a "$summary"; }
+
+# Runs a part within its time: name, seconds, command.
+part() {
+    local name=$1 most=$2 begin=$SECONDS
+    shift 2
+    local left=$((seconds - SECONDS))
+    ((left < most)) && most=$left
+    if ((most < 15)); then
+        say "$name: skipped, no time left"
+        status=1
+        return
+    fi
+    timeout --kill-after=10 "$most" "$@" >"$folder/$name.log" 2>&1
+    local code=$?
+    say "$name: exit code $code, $((SECONDS - begin)) s"
+    if ((code == 124 || code == 137)); then say "$name: out of time after $most s"; fi
+    if ((code != 0)); then
+        status=1
+        tail -n 40 "$folder/$name.log"
+    fi
+}
+
+part install 180 "$python" -m pip install --no-build-isolation --no-deps --quiet .
+((status == 0)) || exit 1
+# The installed package, not the source tree, is what is tested.
+export PYTHONPATH=$PWD
+"$python" - >"$folder/machine.txt" 2>&1 <<'END'
+import platform, torch, torcharena
+print(platform.platform(), "python", platform.python_version())
+print("torch", torch.__version__, "CUDA", torch.version.cuda, torcharena.__file__)
+for n in range(torch.cuda.device_count()):
+    print(n, torch.cuda.get_device_properties(n))
+END
+say "$(cat "$folder/machine.txt")"
+
+# Tests: name, seconds, arguments of pytest. Each failure has its reason in the log.
+tests() {
+    part "$1" "$2" "$python" -m pytest -q -rsfE --durations=8 -p no:cacheprovider \
+        --junitxml="$folder/$1.xml" "${@:3}"
+}
+for name in ${parts//,/ }; do
+    case $name in
+        tests)
+            tests tests 270 tests/gpu --deselect tests/gpu/test_two_gpus.py
+            tail -n 12 "$folder/tests.log"
+            ;;
+        latency)
+            part latency 150 "$python" benchmarks/latency.py --rounds 6
+            tail -n 1 "$folder/latency.log" >"$folder/latency.json"
+            head -n -1 "$folder/latency.log" | tail -n 12
+            ;;
+        fixed)
+            part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
+                --out "$folder/fixed.json"
+            grep -v '^{' "$folder/fixed.log"
+            ;;
+        loops)
+            part loops 520 "$python" -m benchmarks.loops --repeat "$repeat" --timeout 120 \
+                ${loops:+--loops "$loops"} --out "$folder/loops.json"
+            tail -n 20 "$folder/loops.log"
+            ;;
+        two)
+            tests two_tests 280 -s tests/gpu/test_two_gpus.py \
+                "tests/gpu/test_gpu_hooks.py::test_two_gpus"
+            grep -v '^$' "$folder/two_tests.log" | tail -n 40
+            part two 250 "$python" -m benchmarks.two_gpus --timeout 60 \
+                --out "$folder/two.json"
+            grep -v '^{' "$folder/two.log"
+            ;;
+        *) say "$name: no such part" && status=1 ;;
+    esac
+done
+say "in all $SECONDS s, exit code $status"
+exit $status
