@@ -417,7 +417,7 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
     }
     if (d->plain) {
         do {
-            status = ta_plain_give_back(d, keep, wait, released);
+            status = ta_plain_give_back(d, keep, wait, start, released);
             if (status || !wait || ta_reserved(d) <= keep) break;
             status = wait_pending(d, start);
         } while (!status);
