@@ -95,16 +95,18 @@ TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r, in
     size_t unit = ta_sc_dnn_width(r->type);
     int dims[3] = {1, (int)rows, (int)columns};
     int strides[3] = {(int)(rows * columns), (int)columns, 1};
-    ta_sc_dnn_shape(matrix, r->type, 3, dims, strides);
-    *matrix_at = (char *)space + at * unit;
+    /* Any of the four answers may not be wanted. */
+    if (matrix) ta_sc_dnn_shape(matrix, r->type, 3, dims, strides);
+    if (matrix_at) *matrix_at = (char *)space + at * unit;
 
     size_t first = 0;
     for (int p = 0; p < count; p++) first += matrices(r, p);
     bool has = !projection && (r->bias == 2 || (r->bias == 1 && which < n) ||
                                (r->bias == 3 && which >= n));
     int shape[3] = {1, has ? (int)hidden : 0, 1}, steps[3] = {(int)hidden, 1, 1};
-    ta_sc_dnn_shape(bias, r->type, 3, shape, steps);
+    if (bias) ta_sc_dnn_shape(bias, r->type, 3, shape, steps);
     size_t place = r->bias == 3 ? which - n : which;
+    if (!bias_at) return DNN_OK;
     *bias_at = has ? (char *)space +
                          (first + (size_t)pseudo * biases(r) + place * hidden) * unit
                    : NULL;

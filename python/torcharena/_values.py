@@ -36,6 +36,8 @@ _WORK = 1 << 25  # multiplications up to which a product is computed
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
 _aten = torch.ops.aten
 
+_PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
 _VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM = range(7)
 
 # Integers in their results are for the backward pass alone, or states of generators.
@@ -79,6 +81,7 @@ _INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_im
              "_unsafe_index_put")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution",
              "convolution_backward", "cudnn_convolution", "addmv", "mv", "linear")
+_EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
 _CHOICES = ("argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial", "mode")
 
 
@@ -232,7 +235,11 @@ class Values(TorchDispatchMode):
     # --- what is known ------------------------------------------------------------------
     def known(self, tensor: torch.Tensor) -> bool:
         """True where the contents are kept: integers, booleans, small floats, the CPU's."""
-        if not tensor.is_cuda or not _is_float(tensor):
+        if not tensor.is_cuda:
+            return True
+        if tensor.layout is not torch.strided:
+            return False
+        if not _is_float(tensor):
             return True
         if tensor.numel() > self.limit:
             return False
@@ -306,8 +313,8 @@ class Values(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         for kind in types:
-            if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-                return NotImplemented
+            if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
+                return NotImplemented  # a subclass has its say first
         kwargs = kwargs or {}
         plan = self.plans.get(func)
         if plan is None:
@@ -323,7 +330,9 @@ class Values(TorchDispatchMode):
             args = self._indices(args)
         elif kind == _DYNAMIC:
             inputs = _tensors(args, [])
-            if any(t.is_cuda for t in inputs):
+            if any(t.is_cuda for t in inputs) and all(
+                t.layout is torch.strided for t in inputs
+            ):
                 return self._sized_by_values(func, plan, args, kwargs, inputs)
         result = func(*args, **kwargs)
         self._after(func, plan, args, kwargs, result)
@@ -349,7 +358,20 @@ class Values(TorchDispatchMode):
         finally:
             if large:
                 self.skip(0)
-        if not large:
+        if large:
+            return result
+        source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
+        if (
+            isinstance(result, torch.Tensor)
+            and isinstance(source, torch.Tensor)
+            and source.is_cuda
+            and not result.is_cuda
+        ):
+            # To the host: only plain bytes are moved, what else there is is a kernel's.
+            plain = source.is_contiguous() and result.is_contiguous()
+            if not plain or source.dtype != result.dtype:
+                result.copy_(_view(source))
+        else:
             self._after(func, plan, args, kwargs, result)
         return result
 
@@ -407,6 +429,8 @@ class Values(TorchDispatchMode):
             return
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
+        if any(t.layout is not torch.strided for t in unknown):
+            return
         integers = [t for t in wanted if not _is_float(t)]
         if unknown:
             self.guessed[plan.name] += 1
@@ -415,7 +439,8 @@ class Values(TorchDispatchMode):
                     for tensor in wanted:
                         self.fill(tensor)
                 return
-            if max(t.numel() for t in unknown) > _FEED or plan.name in _CHOICES:
+            quick = plan.name in _CHOICES or plan.name in _EQUALITIES
+            if quick or max(t.numel() for t in unknown) > _FEED:
                 if self._choose(plan, args, kwargs, outputs, unknown[0]):
                     return
         elif plan.name in _PRODUCTS and self._work(plan, inputs, outputs) > _WORK:
@@ -486,9 +511,11 @@ class Values(TorchDispatchMode):
             return False
         for tensor in outputs:
             if tensor.dtype is torch.bool:
-                if name in ("isnan", "isinf", "isneginf", "isposinf"):
-                    _view(tensor).zero_()
-                elif name in ("isfinite",):
+                if name in ("isnan", "isinf", "isneginf", "isposinf", "eq", "ne"):
+                    # Two random numbers are hardly ever equal; the same one always is.
+                    same = len(args) > 1 and args[0] is args[1]
+                    _view(tensor).fill_((name == "ne") != same if name in ("eq", "ne") else 0)
+                elif name == "isfinite":
                     _view(tensor).fill_(True)
                 else:
                     self.fill(tensor)

@@ -1,0 +1,150 @@
+"""What a rehearsal computes: integers, booleans and small floats are true."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import missing, run
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def test_integers_and_masks_are_true() -> None:
+    run(
+        """
+        cpu = torch.randint(0, 10, (1000,))
+        x = cpu.cuda()
+        assert x.sum().item() == cpu.sum().item()
+        assert x.unique().tolist() == cpu.unique().tolist()
+        assert torch.equal(x[x > 5].cpu(), cpu[cpu > 5])
+        assert torch.equal(x.cumsum(0).cpu(), cpu.cumsum(0))
+        assert torch.bincount(x).tolist() == torch.bincount(cpu).tolist()
+        assert torch.equal(torch.nonzero(x == 3).cpu(), torch.nonzero(cpu == 3))
+        assert torch.where(x == 3)[0].tolist() == torch.where(cpu == 3)[0].tolist()
+        assert torch.equal(x.sort().values.cpu(), cpu.sort().values)
+        assert torch.equal(x.to(torch.int16).cpu(), cpu.to(torch.int16))
+        assert x.repeat_interleave(x).shape == cpu.repeat_interleave(cpu).shape
+        assert torch.equal(x, cpu.cuda()) and not torch.equal(x, x + 1)
+        x[x > 5] = -1
+        cpu[cpu > 5] = -1
+        assert torch.equal(x.cpu(), cpu)
+        assert sorted(torch.randperm(50, device="cuda").tolist()) == list(range(50))
+        y = torch.randint(3, 7, (500,), device="cuda")
+        assert set(y.tolist()) == {3, 4, 5, 6}
+        """
+    )
+
+
+def test_small_floats_are_computed() -> None:
+    run(
+        """
+        a, b = torch.randn(32, 16), torch.randn(16, 8)
+        close = lambda x, y: torch.allclose(x.cpu(), y, atol=1e-5)
+        assert close(a.cuda() @ b.cuda(), a @ b)
+        assert close(a.cuda().softmax(-1), a.softmax(-1))
+        assert close(torch.nn.functional.layer_norm(a.cuda(), (16,)),
+                     torch.nn.functional.layer_norm(a, (16,)))
+        assert abs(a.cuda().mean().item() - a.mean().item()) < 1e-6
+        g = a.cuda().requires_grad_()
+        (g.sigmoid() ** 2).sum().backward()
+        h = a.clone().requires_grad_()
+        (h.sigmoid() ** 2).sum().backward()
+        assert close(g.grad, h.grad)
+        assert close(a.cuda().half().float(), a.half().float())
+        assert torch.equal(a.cuda().argsort(1).cpu(), a.argsort(1))
+        assert torch.equal(a.cuda().topk(3).indices.cpu(), a.topk(3).indices)
+        print(a.cuda())
+        """
+    )
+
+
+def test_a_small_model_learns() -> None:
+    run(
+        """
+        m = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        m.cuda()
+        o = torch.optim.Adam(m.parameters(), 0.05)
+        x = torch.randn(64, 2, device="cuda")
+        y = x[:, :1] * x[:, 1:]
+        losses = []
+        for _ in range(60):
+            loss = torch.nn.functional.mse_loss(m(x), y)
+            o.zero_grad()
+            loss.backward()
+            o.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.2 * losses[0], losses
+        """
+    )
+
+
+def test_what_derives_from_large_floats_is_random_but_sane() -> None:
+    run(
+        """
+        big = torch.randn(512, 50_257, device="cuda")
+        choice = big.argmax(-1)
+        assert 0 <= choice.min().item() and choice.max().item() < 50_257
+        assert choice.unique().numel() > 400
+        top = big.topk(4).indices
+        assert all(len(set(row)) == 4 for row in top.tolist())
+        assert not big.isnan().any().item() and big.isfinite().all().item()
+        last = big[:, -1].argmax().item()
+        assert 0 <= last < 512
+        assert 0 <= big.mean().item() < 1
+        assert 0 <= big[3, 5].item() < 1
+        p = big[:8].softmax(-1)
+        assert torch.multinomial(p, 1).shape == (8, 1)
+        mask = big > 0.5
+        assert 0.3 < mask.float().mean().item() < 0.7
+        assert values.guessed["argmax"] == 2 and values.guessed["topk"] == 1
+        """
+    )
+
+
+def test_large_floats_take_no_host_memory() -> None:
+    run(
+        """
+        import resource
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        big = torch.randn(1 << 30, device="cuda")
+        big.mul_(2).add_(1)
+        zero = torch.zeros(1 << 30, device="cuda")
+        small = (big[: 1 << 20] * 2).cpu()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 64 << 10, grown  # KiB
+        assert torch.cuda.memory_allocated() == 8 << 30
+        """
+    )
+
+
+def test_routing_and_generation_end() -> None:
+    run(
+        """
+        d, n, tokens = 128, 8, 4096
+        x = torch.randn(tokens, d, device="cuda")
+        router = torch.nn.Linear(d, n).cuda()
+        weight, chosen = router(x).softmax(-1).topk(2)
+        counts = [(chosen == e).sum().item() for e in range(n)]
+        assert sum(counts) == 2 * tokens and min(counts) > 0, counts
+        for e in range(n):
+            t, j = (chosen == e).nonzero(as_tuple=True)
+            assert x[t].shape == (counts[e], d)
+        # a loop that ends when a token comes
+        for step in range(5000):
+            if torch.randn(300, 1000, device="cuda")[:1].argmax(-1).item() == 7: break
+        else: raise SystemExit("the token never came")
+        """
+    )
+
+
+def test_the_users_random_numbers_stay() -> None:
+    run(
+        """
+        torch.manual_seed(5)
+        a = torch.rand(3)
+        torch.manual_seed(5)
+        torch.randint(0, 9, (100,), device="cuda")
+        torch.randperm(9, device="cuda")
+        torch.randn(9, device="cuda")
+        assert torch.equal(torch.rand(3), a)
+        """
+    )
