@@ -51,10 +51,10 @@ def test_convolutions_ask_the_real_library() -> None:
         y.backward(y.detach())
         counts, why = told()
         assert why == "" and counts[1] == 0, (counts, why)
-        assert counts[0] == 4 and counts[2] == 64 * 64 * 256 * 4 + 272, counts
+        assert counts[0] == 3 and counts[2] == 64 * 64 * 256 * 4 + 272, counts
         # three by three: what an H200 was seen to ask for, for 64 channels at 72 x 72
         w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16)
-        sizes = allocations(lambda: F.conv2d(x, w))
+        sizes = allocations(lambda: F.conv2d(x, w, padding=1))
         assert 84_000_000 < max(sizes) < 88_000_000, sizes
         """),
         gpu="h200",
@@ -69,7 +69,7 @@ def test_benchmark_tries_many_plans() -> None:
         + dedent("""
         x = torch.randn(16, 128, 64, 64, device="cuda", dtype=torch.bfloat16)
         c = torch.nn.Conv2d(128, 256, 3, padding=1, device="cuda", dtype=torch.bfloat16)
-        plain = allocations(lambda: c(x))
+        plain = allocations(lambda: c(x[:8]))  # another size: plans are kept
         torch.backends.cudnn.benchmark = True
         first, later = allocations(lambda: c(x)), allocations(lambda: c(x))
         assert max(first) >= max(plain), (first, plain)
