@@ -122,9 +122,13 @@ def _gib(size: int | None) -> str:
 
 def misses(rows: list[dict[str, Any]]) -> list[str]:
     """What falls short of `WANTED`, in words."""
-    said = [f"{r['program']} {r['allocator']}: {r['error']}" for r in rows if "error" in r]
+    said = [
+        f"{r['program']} {r['allocator']}: {r['error']}" for r in rows if "error" in r
+    ]
     for kind, (most, worst) in WANTED.items():
-        off = sorted(abs(r[f"{kind}_off"]) for r in rows if r.get(f"{kind}_off") is not None)
+        off = sorted(
+            abs(r[f"{kind}_off"]) for r in rows if r.get(f"{kind}_off") is not None
+        )
         if not off:
             continue
         nine = off[max(0, -(-9 * len(off) // 10) - 1)]

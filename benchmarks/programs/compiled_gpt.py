@@ -1,8 +1,9 @@
 """A small GPT under torch.compile's default mode, three lengths."""
+# ruff: noqa: B007, E741, F401
 
 import torch
 import torch.nn.functional as F
-import truth  # noqa: F401
+import truth
 
 torch.manual_seed(0)
 D, H, L, V = 1024, 16, 8, 50304

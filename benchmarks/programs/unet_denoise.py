@@ -1,9 +1,10 @@
 """A convolutional U-Net denoiser with attention at the bottom, cudnn.benchmark on, several image sizes."""
+# ruff: noqa: B007, E741, F401
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-import truth  # noqa: F401
+import truth
 
 torch.backends.cudnn.benchmark = True
 torch.manual_seed(0)

@@ -1,10 +1,11 @@
 """timm ViT-B with mixup, channels_last, autocast, gradient clipping, an exponential moving average and an evaluation with another batch size."""
+# ruff: noqa: B905, E741, F401
 
 import copy
 
 import timm
 import torch
-import truth  # noqa: F401
+import truth
 
 torch.manual_seed(0)
 m = timm.create_model("vit_base_patch16_224", num_classes=1000).cuda().train()

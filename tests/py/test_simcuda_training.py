@@ -213,13 +213,17 @@ def test_collectives_of_one_rank() -> None:
     )
 
 
+def _native(options: tuple[str, ...]) -> tuple[str, ...]:
+    return options if "--allocator" in options else ("--allocator", "native", *options)
+
+
 def _rehearse(folder: Path, script: str, *options: str) -> tuple[int, dict]:  # type: ignore[type-arg]
     path = folder / "program.py"
     path.write_text(script)
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTORCH_")}
     env["PYTHONPATH"] = str(PACKAGE.parent)
     done = subprocess.run(
-        [sys.executable, "-m", "torcharena.rehearsal", "--json", *options, str(path)],
+        [sys.executable, "-m", "torcharena.rehearsal", "--json", *_native(options), str(path)],
         env=env,
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ source together with what it refers to."""
 from __future__ import annotations
 
 import builtins
+import importlib
 import inspect
 import os
 import pickle
@@ -99,7 +100,7 @@ def _packed(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bytes:
     """What ``calling`` reads: sys.path, then how to get at the function."""
     path = [os.path.abspath(p or ".") for p in sys.path]
     try:
-        import cloudpickle
+        cloudpickle: Any = importlib.import_module("cloudpickle")
     except ImportError:
         pass
     else:
@@ -229,7 +230,7 @@ class BatchSizes:
         """The peaks over the batch size, and the card's room, on matplotlib's axes (new
         ones where none are given), which are returned. Raises ImportError without it."""
         if ax is None:
-            import matplotlib.pyplot as plt
+            plt: Any = importlib.import_module("matplotlib.pyplot")
 
             _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
         gib = float(1 << 30)
@@ -239,11 +240,17 @@ class BatchSizes:
         reserved = [self.reports[s].peak_reserved / gib for s in peaks]
         allocator = first.outcomes[0].run.allocator
         ax.plot(list(peaks), reserved, "s--", label=f"reserved ({allocator})")
-        room = first.card.room if first.limit is None else min(first.limit, first.card.room)
+        room = (
+            first.card.room if first.limit is None else min(first.limit, first.card.room)
+        )
         ax.axhline(room / gib, color="0.4", linewidth=1)
         ax.annotate(
-            f"room on {self.gpu}", (0, room / gib), xycoords=("axes fraction", "data"),
-            xytext=(4, -12), textcoords="offset points", color="0.3",
+            f"room on {self.gpu}",
+            (0, room / gib),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, -12),
+            textcoords="offset points",
+            color="0.3",
         )
         if self.best:
             ax.axvline(self.best, color="0.7", linewidth=1, linestyle=":")
@@ -328,5 +335,3 @@ def _bracket(
         doubled = start + (2 * size - start) // multiple * multiple
         size = min(last, builtins.max(size + multiple, doubled))
     return low, (None if size == start else size)
-
-

@@ -11,6 +11,8 @@ The script's own code runs as it would: as ``__main__``, by the interpreter itse
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -43,6 +45,8 @@ class Job:
     seed: int = 0
     values: bool = True
     values_limit: int | None = None
+    world_size: int | None = None  # one process stands for rank `rank` of so many
+    rank: int = 0
     places: bool = False  # find out what holds the peak
     peak_step: int | None = None  # the step in which it is known to stand
 
@@ -69,7 +73,7 @@ class _Finder:
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         import importlib.util
 
         spec = importlib.util.find_spec("torch")
@@ -123,6 +127,10 @@ class Watch:
                 later(self.cap)
             if self.job.places:
                 later(self.watch_places)
+        if self.job.world_size is not None:
+            from . import alone
+
+            alone.install(self.job.world_size, self.job.rank)
         if self.job.values:
             from .values import Values
 
@@ -133,7 +141,9 @@ class Watch:
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
         self.watch_stages()
-        threading.Thread(target=self.wait, name="torcharena-rehearsal", daemon=True).start()
+        threading.Thread(
+            target=self.wait, name="torcharena-rehearsal", daemon=True
+        ).start()
 
     def cap(self) -> None:
         """The cap for torch's own allocators, as a share of the device."""
@@ -273,10 +283,8 @@ class Watch:
             return
         self.over.set()
         if self.mode is not None:
-            try:
+            with contextlib.suppress(RuntimeError, AttributeError, IndexError):
                 self.mode.__exit__(None, None, None)
-            except (RuntimeError, AttributeError, IndexError):
-                pass
         error = getattr(sys, "last_value", None)
         if error is not None and self.oom is None and self.is_oom(error):
             stack = self.frames(error.__traceback__)
@@ -315,15 +323,15 @@ class Watch:
             if not stats.get("allocation.all.allocated"):
                 continue
             found.append(
-                dict(
-                    device=device,
-                    peak_requested=stats.get("requested_bytes.all.peak", 0),
-                    peak_allocated=stats.get("allocated_bytes.all.peak", 0),
-                    peak_reserved=stats.get("reserved_bytes.all.peak", 0),
-                    allocations=stats.get("allocation.all.allocated", 0),
-                    retries=stats.get("num_alloc_retries", 0),
-                    ooms=stats.get("num_ooms", 0),
-                )
+                {
+                    "device": device,
+                    "peak_requested": stats.get("requested_bytes.all.peak", 0),
+                    "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
+                    "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+                    "allocations": stats.get("allocation.all.allocated", 0),
+                    "retries": stats.get("num_alloc_retries", 0),
+                    "ooms": stats.get("num_ooms", 0),
+                }
             )
         return found
 
@@ -341,25 +349,26 @@ class Watch:
             devices = []
         else:
             devices = self.devices()
-        result: dict[str, Any] = dict(
-            pid=self.pid,
-            rank=os.environ.get("RANK"),
-            torch=self.torch.__version__,
-            cuda=self.torch.version.cuda,
-            arena="torcharena.state" in sys.modules
+        result: dict[str, Any] = {
+            "pid": self.pid,
+            "rank": os.environ.get("RANK"),
+            "torch": self.torch.__version__,
+            "cuda": self.torch.version.cuda,
+            "arena": "torcharena.state" in sys.modules
             and sys.modules["torcharena.state"].enabled(),
-            conf=os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+            "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
             or os.environ.get("PYTORCH_ALLOC_CONF"),
-            devices=devices,
-            steps=max(self.steps.values(), default=0),
-            moved_at=self.moved_at,
-            seen=sorted(self.seen),
-            ended=self.ended if last else "killed",
-            oom=self.oom,
-            holders=self.holders,
-            guessed=dict(self.mode.guessed.most_common(30)) if self.mode else {},
-            seconds=round(time.monotonic() - self.started, 2),
-        )
+            "devices": devices,
+            "steps": max(self.steps.values(), default=0),
+            "moved_at": self.moved_at,
+            "seen": sorted(self.seen),
+            "ended": self.ended if last else "killed",
+            "oom": self.oom,
+            "holders": self.holders,
+            "guessed": dict(self.mode.guessed.most_common(30)) if self.mode else {},
+            "seconds": round(time.monotonic() - self.started, 2),
+        }
+        result["workspaces"] = _workspaces()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
         if error is not None:
@@ -404,9 +413,29 @@ def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
     return found[::-1]
 
 
+def _workspaces() -> dict[str, Any] | None:
+    """cuDNN's workspaces: from the real libcudnn or guessed, and the largest of each, bytes.
+    None where the program asked for none."""
+    try:
+        ask = ctypes.CDLL(None).ta_simcuda_workspaces
+    except (AttributeError, OSError):
+        return None
+    counts = (ctypes.c_uint64 * 4)()
+    ask.restype = ctypes.c_char_p
+    why = ask(counts)
+    told, guessed, largest_told, largest_guessed = counts
+    if not told and not guessed:
+        return None
+    return {
+        "told": told,
+        "guessed": guessed,
+        "largest_told": largest_told,
+        "largest_guessed": largest_guessed,
+        "why": (why or b"").decode(errors="replace"),
+    }
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass

@@ -1,6 +1,6 @@
 """`torcharena rehearse`: its options, its output, its exit codes.
 
-    torcharena rehearse [OPTIONS] script.py ARGS... | -m module ARGS... | torchrun ARGS..."""
+torcharena rehearse [OPTIONS] script.py ARGS... | -m module ARGS... | torchrun ARGS..."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .. import sizes
 from . import cards, launch
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed=options.seed,
             values=not options.no_values,
             values_limit=options.values_limit,
+            world_size=options.world_size,
+            rank=options.rank,
             record=options.record,
             keep_files=options.keep_files,
         )
@@ -80,7 +83,9 @@ def _say(text: str) -> None:
     if sys.stderr.isatty():
         width = shutil.get_terminal_size((80, 24)).columns - 1
         line = f"[rehearsal] {text}"[:width] if text else ""
-        print(f"\r\033[K{line}", end="" if not text else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r\033[K{line}", end="" if not text else "\n", file=sys.stderr, flush=True
+        )
 
 
 def _limit(size: sizes.Size | None, gpu: str) -> int | None:
@@ -91,7 +96,9 @@ def _limit(size: sizes.Size | None, gpu: str) -> int | None:
 
 def _can_record(path: str, allocator: str) -> None:
     if allocator not in ("all", "arena"):
-        raise ValueError("--record: only the arena's run is recorded; --allocator arena or all")
+        raise ValueError(
+            "--record: only the arena's run is recorded; --allocator arena or all"
+        )
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise ValueError(f"--record {path}: there is no folder {folder}")
@@ -108,12 +115,12 @@ def seconds(text: str) -> float | None:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _argument(read: object) -> object:
+def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """An argparse type whose ValueError keeps its own words."""
 
-    def parse(text: str) -> object:
+    def parse(text: str) -> Any:
         try:
-            return read(text)  # type: ignore[operator]
+            return read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -124,7 +131,7 @@ def _size(text: str) -> sizes.Size | None:
     return sizes.parse(text, in_code=False, name="limit")
 
 
-def _count(least: int, most: int) -> object:
+def _count(least: int, most: int) -> Callable[[str], Any]:
     def read(text: str) -> int:
         try:
             number = int(text)
@@ -155,26 +162,72 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("--gpu", type=_argument(_card), default="h100",  # type: ignore[arg-type]
-        help="a card, a size such as 16GiB, or both, rtx4090:20GiB (h100)")
+    add(
+        "--gpu",
+        type=_argument(_card),
+        default="h100",
+        help="a card, a size such as 16GiB, or both, rtx4090:20GiB (h100)",
+    )
     add("--list-gpus", action="store_true", help="print the catalogue of cards")
-    add("--gpus", type=_count(1, 16), default=1, metavar="N",  # type: ignore[arg-type]
-        help="how many (1)")
-    add("--limit", type=_argument(_size), metavar="SIZE",  # type: ignore[arg-type]
-        help="a cap on each device, 16GiB or 80%%; the context comes on top")
-    add("--allocator", choices=(*launch.ALLOCATORS, "all"), default="all",
-        help="whose verdict (all)")
-    add("--steps", type=_count(0, 1 << 30), metavar="N",  # type: ignore[arg-type]
+    add(
+        "--gpus",
+        type=_count(1, 16),
+        default=1,
+        metavar="N",
+        help="how many (1)",
+    )
+    add(
+        "--world-size",
+        type=_count(1, 1 << 20),
+        metavar="N",
+        help="the program is one rank of so many, whose others are not there; no launcher",
+    )
+    add("--rank", type=_count(0, 1 << 20), default=0, metavar="N", help="which (0)")
+    add(
+        "--limit",
+        type=_argument(_size),
+        metavar="SIZE",
+        help="a cap on each device, 16GiB or 80%%; the context comes on top",
+    )
+    add(
+        "--allocator",
+        choices=(*launch.ALLOCATORS, "all"),
+        default="all",
+        help="whose verdict (all)",
+    )
+    add(
+        "--steps",
+        type=_count(0, 1 << 30),
+        metavar="N",
         help="end after N optimizer steps; 0: run to the end. Else a run of more than half a "
-        "minute ends when its peak no longer moves")
-    add("--timeout", type=_argument(seconds), default=600.0,  # type: ignore[arg-type]
-        metavar="TIME", help="give a run up after: 10m, 90s, none (10m)")
-    add("--seed", type=_count(0, 1 << 62), default=0, metavar="N",  # type: ignore[arg-type]
-        help="of the random numbers where values are unknown (0)")
+        "minute ends when its peak no longer moves",
+    )
+    add(
+        "--timeout",
+        type=_argument(seconds),
+        default=600.0,
+        metavar="TIME",
+        help="give a run up after: 10m, 90s, none (10m)",
+    )
+    add(
+        "--seed",
+        type=_count(0, 1 << 62),
+        default=0,
+        metavar="N",
+        help="of the random numbers where values are unknown (0)",
+    )
     add("--no-values", action="store_true", help="compute no values at all")
-    add("--values-limit", type=_count(0, 1 << 40), metavar="N",  # type: ignore[arg-type]
-        help="floats are computed in tensors of up to N elements")
-    add("--record", metavar="FILE", help="keep the arena's trace: x.trace.xz, .gz or plain")
+    add(
+        "--values-limit",
+        type=_count(0, 1 << 40),
+        metavar="N",
+        help="floats are computed in tensors of up to N elements",
+    )
+    add(
+        "--record",
+        metavar="FILE",
+        help="keep the arena's trace: x.trace.xz, .gz or plain",
+    )
     add("--keep-files", metavar="DIR", help="keep what the program writes, there")
     add("--json", action="store_true", help="one object, on the last line")
     add("-m", dest="module", action="store_true", help="the program is a module")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import alone
 from .cards import Card
 from .child import JOB, Job
 
@@ -31,6 +32,7 @@ __all__ = [
     "library",
     "machine",
     "run",
+    "watched_environment",
 ]
 
 ALLOCATORS = ("arena", "expandable", "native")
@@ -100,7 +102,8 @@ def _conf(env: dict[str, str], expandable: bool) -> str:
     kept = [
         part
         for part in given.split(",")
-        if part.strip() and part.partition(":")[0].strip() not in ("expandable_segments", "backend")
+        if part.strip()
+        and part.partition(":")[0].strip() not in ("expandable_segments", "backend")
     ]
     return ",".join([*kept, *(["expandable_segments:True"] if expandable else [])])
 
@@ -122,7 +125,9 @@ def command_of(program: str, module: bool = False) -> list[str]:
     FileNotFoundError, saying which."""
     if module:
         return [sys.executable, "-m", program]
-    if os.path.isfile(program) and not (os.access(program, os.X_OK) and _is_binary(program)):
+    if os.path.isfile(program) and not (
+        os.access(program, os.X_OK) and _is_binary(program)
+    ):
         return [sys.executable, program]
     beside = Path(sys.executable).parent / program
     if os.sep not in program and beside.is_file():
@@ -185,7 +190,9 @@ class Run:
     @property
     def retries(self) -> int:
         """Times that torch's allocator had to give its cache back first."""
-        return max((d["retries"] for p in self.processes for d in p["devices"]), default=0)
+        return max(
+            (d["retries"] for p in self.processes for d in p["devices"]), default=0
+        )
 
     @property
     def oom(self) -> bool:
@@ -241,6 +248,8 @@ def run(
     seed: int = 0,
     values: bool = True,
     values_limit: int | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
     find_places: bool = False,
     peak_step: int | None = None,
     keep_files: str | None = None,
@@ -249,20 +258,6 @@ def run(
 ) -> Run:
     """Runs ``command`` to its end on simulated GPUs. ``folder``: an empty one for results
     and traces, which the caller removes. ``quiet``: what it prints is kept, not shown."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    base = {k: v for k, v in os.environ.items() if k not in _OWN_SETTINGS}
-    env = environment(card.spelt(), gpus, allocator, base)
-    here = Path(__file__).resolve()
-    _put_first(env, "PYTHONPATH", str(here.parents[2]))
-    _put_first(env, "PYTHONPATH", str(here.parent / "site"))
-    state = Path(folder) / "machine"
-    state.mkdir()
-    env["TORCHARENA_SIM_DIR"] = str(state)
-    env["TORCHARENA_SIM_SEED"] = str(seed)
-    if allocator == "arena":
-        env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
-        if limit is not None:
-            env["TORCHARENA_LIMIT"] = f"{limit // 1024}KiB"
     job = Job(
         folder=folder,
         allocator=allocator,
@@ -272,10 +267,12 @@ def run(
         seed=seed,
         values=values,
         values_limit=values_limit,
+        world_size=world_size,
+        rank=rank,
         places=find_places,
         peak_step=peak_step,
     )
-    env[JOB] = job.spelt()
+    env = watched_environment(card, folder=folder, gpus=gpus, job=job)
     env.update(extra or {})
     result = Run(allocator, card, limit)
     started = time.monotonic()
@@ -292,6 +289,33 @@ def run(
     if log is not None:
         result.output = Path(log).read_text(errors="replace")[-4000:]
     return result
+
+
+def watched_environment(
+    card: Card, *, folder: str, gpus: int = 1, job: Job | None = None
+) -> dict[str, str]:
+    """The environment of a rehearsed process: simulated GPUs of its own, and the watcher.
+    ``folder``: an empty one for the machine's state and what processes leave. ``job``: by
+    default, run to the end under torch's own allocator."""
+    if job is None:
+        job = Job(folder=folder, steps=0)
+    base = {k: v for k, v in os.environ.items() if k not in _OWN_SETTINGS}
+    env = environment(card.spelt(), gpus, job.allocator, base)
+    here = Path(__file__).resolve()
+    _put_first(env, "PYTHONPATH", str(here.parents[2]))
+    _put_first(env, "PYTHONPATH", str(here.parent / "site"))
+    state = Path(folder) / "machine"
+    state.mkdir(parents=True)
+    env["TORCHARENA_SIM_DIR"] = str(state)
+    env["TORCHARENA_SIM_SEED"] = str(job.seed)
+    if job.allocator == "arena":
+        env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
+        if job.limit is not None:
+            env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
+    if job.world_size is not None:
+        env.update(alone.environment(job.world_size, job.rank, gpus))
+    env[JOB] = job.spelt()
+    return env
 
 
 class _Bare:

@@ -93,7 +93,12 @@ def holders(torch: Any, optimizers: list[Any], *, now: bool = False) -> dict[str
         _label(torch, device, blocks, optimizers)
         live, requested = _live(blocks, len(entries), now)
         if requested > best["requested"]:
-            best = {"device": device, "requested": requested, "now": now, **_summary(live)}
+            best = {
+                "device": device,
+                "requested": requested,
+                "now": now,
+                **_summary(live),
+            }
     return best
 
 
@@ -192,8 +197,13 @@ def _summary(live: list[_Block]) -> dict[str, Any]:
         "kinds": dict(kinds.most_common()),
         "blocks": len(live),
         "places": [
-            {"place": key[0], "within": key[1], "kind": key[2], "bytes": size,
-             "blocks": counts[key]}
+            {
+                "place": key[0],
+                "within": key[1],
+                "kind": key[2],
+                "bytes": size,
+                "blocks": counts[key],
+            }
             for key, size in sizes.most_common(SHOWN)
         ],
     }
@@ -222,8 +232,16 @@ def _plumbing(file: str) -> bool:
     """Parts of torch that stand between a model's line and the allocation."""
     return any(
         part in file
-        for part in ("/torch/nn/", "/torch/_", "/torch/utils/", "/torch/functional.py",
-                     "/torch/autograd/", "/torch/cuda/", "/torch/amp/", "/torch/overrides")
+        for part in (
+            "/torch/nn/",
+            "/torch/_",
+            "/torch/utils/",
+            "/torch/functional.py",
+            "/torch/autograd/",
+            "/torch/cuda/",
+            "/torch/amp/",
+            "/torch/overrides",
+        )
     )
 
 
@@ -234,6 +252,6 @@ def _short(file: str) -> str:
             return file.split(mark, 1)[1]
     here = os.getcwd() + os.sep
     if file.startswith(here):
-        return file[len(here):]
+        return file[len(here) :]
     prefix = os.path.realpath(sys.prefix) + os.sep
-    return file[len(prefix):] if file.startswith(prefix) else file
+    return file[len(prefix) :] if file.startswith(prefix) else file

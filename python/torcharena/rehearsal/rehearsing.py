@@ -39,6 +39,8 @@ class Options:
     seed: int = 0
     values: bool = True
     values_limit: int | None = None
+    world_size: int | None = None  # one process as rank `rank` of so many, without peers
+    rank: int = 0
     record: str | None = None
     keep_files: str | None = None
     again: bool = True  # repeat a run that ran out, or is too close, with other memory
@@ -60,6 +62,10 @@ def rehearse_command(
     if options.limit is not None and options.limit > card.memory:
         raise ValueError(
             f"limit: {options.limit} bytes are more than the card has ({card.memory})"
+        )
+    if options.world_size is not None and not 0 <= options.rank < options.world_size:
+        raise ValueError(
+            f"rank {options.rank} is none of a world of {options.world_size}"
         )
     report = Report(list(shown or command), card, options.gpus, options.limit)
     with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
@@ -105,6 +111,8 @@ class _Session:
             seed=options.seed,
             values=options.values,
             values_limit=options.values_limit,
+            world_size=options.world_size,
+            rank=options.rank,
             find_places=places,
             peak_step=self.peak_step,
             keep_files=options.keep_files if self.count == 1 else None,
@@ -167,7 +175,9 @@ class _Session:
                 second = self.once(done.allocator, self.card, less)
             if second.exit_code == 0 and not second.timed_out:
                 outcome.verdict = replace(
-                    first, answer=verdict.FITS, why="also with less: it gives back its cache"
+                    first,
+                    answer=verdict.FITS,
+                    why="also with less: it gives back its cache",
                 )
         return outcome
 

@@ -149,6 +149,7 @@ class Report:
         card = self.card
         found: dict[str, Any] = {
             "command": self.command,
+            "script": self.command[0],
             "gpu": {
                 "key": card.key,
                 "name": card.name,
@@ -163,6 +164,14 @@ class Report:
         rows = [outcome.as_json() for outcome in self.outcomes]
         if len(rows) == 1:
             found.update(rows[0])
+        else:
+            found.update(
+                peak_requested=self.peak_requested,
+                oom=any(row["oom"] for row in rows),
+                timed_out=any(row["timed_out"] for row in rows),
+                exit_code=next((r["exit_code"] for r in rows if r["exit_code"]), 0),
+                seconds=round(sum(row["seconds"] for row in rows), 2),
+            )
         found.update(
             verdict=self.verdict,
             smallest_cap=self.smallest_cap,
@@ -185,7 +194,7 @@ class Report:
     def text(self, width: int = 80) -> str:
         """The report in lines of at most ``width`` columns, at least 60."""
         width = max(60, width)
-        lines = self._head(width) + [""] + self._table()
+        lines = [*self._head(width), "", *self._table()]
         for section in (self._ends, self._cap, self._holders, self._doubts):
             told = section(width)
             if told:
@@ -230,12 +239,16 @@ class Report:
                 lines += _stack(run.first("stack") or [], width)
             elif run.failed:
                 error = run.first("error") or "it printed no Python error"
+                error = " ".join(_shortened(error, 400).split())
                 lines += _wrapped(
-                    f"{name}: the script failed with exit code {run.exit_code}: {error}", width
+                    f"{name}: the script failed with exit code {run.exit_code}: {error}",
+                    width,
                 )
                 if run.output:
-                    lines += ["  " + _shortened(line, width - 2)
-                              for line in run.output.splitlines()[-12:]]
+                    lines += [
+                        "  " + _shortened(line, width - 2)
+                        for line in run.output.splitlines()[-12:]
+                    ]
             elif run.oom:
                 oom = run.first("oom") or {}
                 wanted = oom.get("wanted")
@@ -245,7 +258,9 @@ class Report:
                     if outcome.need is None
                     else f"; with memory enough it takes {format_size(outcome.need)}"
                 )
-                lines += _wrapped(f"{name}: runs out of memory{asked}{needs}, here:", width)
+                lines += _wrapped(
+                    f"{name}: runs out of memory{asked}{needs}, here:", width
+                )
                 lines += _stack(oom.get("stack") or [], width)
             elif said.answer == verdict.TOO_CLOSE:
                 lines += _wrapped(
@@ -265,7 +280,8 @@ class Report:
                 )
             if name != "arena" and any(p["arena"] for p in run.processes):
                 lines += _wrapped(
-                    f"{name}: the script enables torcharena itself, so this is the arena", width
+                    f"{name}: the script enables torcharena itself, so this is the arena",
+                    width,
                 )
             if not run.processes and not run.failed and not run.timed_out:
                 lines += _wrapped(f"{name}: it used no CUDA memory", width)
@@ -300,7 +316,9 @@ class Report:
         if not found or "places" not in found:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
-        kinds = ", ".join(f"{kind} {format_size(size)}" for kind, size in found["kinds"].items())
+        kinds = ", ".join(
+            f"{kind} {format_size(size)}" for kind, size in found["kinds"].items()
+        )
         what = "was held when memory ran out" if found.get("now") else "holds the peak"
         lines = _wrapped(
             f"What {what} ({format_size(found['requested'])}{step}): {kinds}", width
@@ -326,9 +344,19 @@ class Report:
             told = ", ".join(f"{name} {count:,}" for name, count in most)
             more = f" and {len(self.guessed) - 6} more" if len(self.guessed) > 6 else ""
             lines += _wrapped(
-                f"Values not computed, so results here were guessed: {told}{more} times.", width
+                f"Values not computed, so results here were guessed: {told}{more} times.",
+                width,
             )
         first = self.outcomes[0].run
+        spaces = first.first("workspaces")
+        if spaces:
+            why = f" ({spaces['why']})" if spaces["why"] else ""
+            lines += _wrapped(
+                f"Workspaces of cuDNN: {spaces['told']:,} as the real libcudnn says, at most "
+                f"{format_size(spaces['largest_told'])}; {spaces['guessed']:,} guessed, at most "
+                f"{format_size(spaces['largest_guessed'])}{why}.",
+                width,
+            )
         if first.refused:
             lines += _wrapped(
                 "Files that exist and that it was refused to change: "

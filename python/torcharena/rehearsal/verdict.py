@@ -17,8 +17,18 @@ from .. import traces
 from .cards import Card
 from .launch import Run
 
-__all__ = ["CANNOT_TELL", "DOES_NOT_FIT", "FAILED", "FITS", "TOO_CLOSE", "Verdict", "judge",
-           "peak_step", "smallest_cap", "together"]
+__all__ = [
+    "CANNOT_TELL",
+    "DOES_NOT_FIT",
+    "FAILED",
+    "FITS",
+    "TOO_CLOSE",
+    "Verdict",
+    "judge",
+    "peak_step",
+    "smallest_cap",
+    "together",
+]
 
 FITS = "fits"
 DOES_NOT_FIT = "does not fit"

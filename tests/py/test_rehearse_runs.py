@@ -1,0 +1,246 @@
+"""Rehearsals of small scripts, with the real torch: each way of ending, each exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated
+
+pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+PACKAGE = simulated.PACKAGE
+
+TRAIN = """
+import os, sys, torch
+assert __name__ == "__main__" and os.environ["TORCHARENA_REHEARSAL"] == "1"
+open("left-behind.txt", "w").write("x")
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for rows in (10_000, 40_000, 20_000):
+    hidden = torch.ones(rows, 64, device="cuda")
+    model(hidden).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    del hidden
+print("args", sys.argv[1:])
+sys.exit(int(sys.argv[1]))
+"""
+FILL = """
+import torch
+def fill(gib):
+    return torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
+kept = [fill(1) for _ in range(6)]
+"""
+
+
+def rehearse(
+    folder: Path,
+    script: str,
+    *options: str,
+    args: tuple[str, ...] = (),
+    program: Any = None,
+) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the object, all it printed)."""
+    (folder / "program.py").write_text(script)
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTORCH_", "TORCHARENA_"))
+    }
+    env["PYTHONPATH"] = str(PACKAGE.parent)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "torcharena.rehearsal", "--json"),
+            *options,
+            *(program or ["program.py"]),
+            *args,
+        ],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=simulated.TIMEOUT,
+        check=False,
+    )
+    assert done.stdout.strip(), done.stderr
+    return (
+        done.returncode,
+        json.loads(done.stdout.splitlines()[-1]),
+        done.stdout + done.stderr,
+    )
+
+
+def test_all_allocators_fit(tmp_path: Path) -> None:
+    trace = tmp_path / "out.trace.xz"
+    code, found, said = rehearse(
+        tmp_path, TRAIN, "--gpu", "t4", "--record", str(trace), args=("0", "--gpu")
+    )
+    assert code == 0 and found["verdict"] == "fits"
+    assert said.count("args ['0', '--gpu']") == 1  # the first run's output alone
+    assert not (tmp_path / "left-behind.txt").exists()
+    assert [row["allocator"] for row in found["runs"]] == [
+        "arena",
+        "expandable",
+        "native",
+    ]
+    assert len({row["peak_requested"] for row in found["runs"]}) == 1
+    assert all(row["steps"] == 3 and row["ended"] == "itself" for row in found["runs"])
+    peak = found["peak_requested"]
+    assert peak <= found["smallest_cap"] <= peak + (24 << 20)
+    holders = found["holders"]
+    assert abs(holders["requested"] - peak) < peak // 100
+    assert holders["step"] == 2 and holders["kinds"]["parameters"] > 0
+    assert any(row["place"].startswith("program.py:8 ") for row in holders["places"])
+    from torcharena import traces
+
+    (figures,) = traces.replay(trace)
+    assert figures["peak_requested"] == peak and figures["steps"] == 3
+
+
+def test_it_ends_after_some_steps(tmp_path: Path) -> None:
+    code, found, _ = rehearse(
+        tmp_path, TRAIN, "--allocator", "native", "--steps", "2", args=("9",)
+    )
+    assert code == 0 and found["steps"] == 2 and found["ended"] == "steps"
+    assert found["not_seen"] == ["an evaluation", "a save"]
+
+
+def test_it_does_not_fit(tmp_path: Path) -> None:
+    code, found, said = rehearse(tmp_path, FILL, "--gpu", "4GiB", "--allocator", "native")
+    assert code == 3 and found["verdict"] == "does not fit" and found["oom"]
+    assert found["need"] == 6 << 30
+    assert found["margin"] == (4 << 30) - (530 << 20) - (6 << 30)
+    last = [frame for frame in found["where"] if frame["file"].endswith("program.py")][-1]
+    assert (last["line"], last["function"]) == (4, "fill")
+    assert found["holders"]["now"] and found["holders"]["requested"] == 3 << 30
+    assert "torch.OutOfMemoryError" in said  # the script's own traceback
+
+
+def test_it_is_too_close_to_tell_on_either_side(tmp_path: Path) -> None:
+    code, found, _ = rehearse(tmp_path, FILL, "--limit", "6GiB", "--allocator", "native")
+    assert code == 4 and found["verdict"] == "too close to tell" and not found["oom"]
+    assert found["margin"] == 0
+    code, found, _ = rehearse(
+        tmp_path, FILL, "--limit", "6140MiB", "--allocator", "arena"
+    )
+    assert code == 4 and found["verdict"] == "too close to tell" and found["oom"]
+    assert found["margin"] == -(4 << 20)
+
+
+def test_the_script_fails(tmp_path: Path) -> None:
+    code, found, _ = rehearse(tmp_path, TRAIN, "--allocator", "native", args=("5",))
+    assert (
+        code == 1 and found["exit_code"] == 5 and found["verdict"] == "the script failed"
+    )
+    script = "import torch\ntorch.ones(1, device='cuda')\nraise KeyError('mine')\n"
+    code, found, said = rehearse(tmp_path, script)
+    assert code == 1 and "KeyError: 'mine'" in found["error"] and "mine" in said
+    assert len(found["runs"]) == 1  # the other allocators would tell nothing
+
+
+def test_time_runs_out(tmp_path: Path) -> None:
+    script = (
+        "import torch, time\nkept = torch.ones(1 << 20, device='cuda')\nprint('on')\n"
+        "while True:\n    time.sleep(0.05)\n"
+    )
+    code, found, _ = rehearse(tmp_path, script, "--timeout", "25s")
+    assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"
+    assert found["where"][-1]["line"] == 5
+    assert found["peak_requested"] == 4 << 20
+
+
+def test_a_module_and_a_program_without_cuda(tmp_path: Path) -> None:
+    (tmp_path / "mod.py").write_text("import sys\nprint('mod', sys.argv[1:], __name__)\n")
+    code, found, said = rehearse(
+        tmp_path, "", "--allocator", "native", program=["-m", "mod"], args=("-m", "x")
+    )
+    assert code == 0 and "mod ['-m', 'x'] __main__" in said
+    assert found["peak_requested"] == 0 and found["command"] == ["-m", "mod", "-m", "x"]
+
+
+def test_a_launcher_with_two_ranks(tmp_path: Path) -> None:
+    script = (
+        "import os, torch, torch.distributed as dist\n"
+        "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)\n"
+        "dist.init_process_group('nccl')\n"
+        "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())\n"
+        "o = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    m(torch.ones(1024 * (1 + rank), 64, device='cuda')).sum().backward(); o.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    code, found, said = rehearse(
+        tmp_path, script, "--gpus", "2", "--allocator", "native",
+        program=["torchrun", "--nproc-per-node", "2", "--master-port", "29537", "program.py"],
+    )  # fmt: skip
+    assert code == 0, said
+    assert sorted(p["rank"] for p in found["processes"]) == ["0", "1"]
+    devices = {p["rank"]: [d["device"] for d in p["devices"]] for p in found["processes"]}
+    assert devices == {"0": [0], "1": [1]} and found["steps"] == 3
+
+
+def test_functions_from_python(tmp_path: Path) -> None:
+    program = tmp_path / "notebook.py"
+    program.write_text(
+        "import torch, torcharena\n"
+        "def fn(n, extra=0):\n"
+        "    kept = torch.empty((n << 28) + extra, dtype=torch.uint8, device='cuda')\n"
+        "if __name__ == '__main__':\n"
+        "    report = torcharena.rehearse(fn, 2, extra=1 << 20, allocator='native', gpu='4GiB')\n"
+        "    assert report.fits, report\n"
+        "    assert report.peak_requested == (1 << 29) + (1 << 20)\n"
+        "    place = report.holders['places'][0]['place']\n"
+        "    assert place == 'notebook.py:3 fn', place\n"
+        "    found = torcharena.find_batch_size(fn, 4, 16, limit='2GiB', multiple=2)\n"
+        "    assert found.best == 6, found\n"
+        "    assert found.peaks()[4] == 1 << 30\n"
+        "    print(found)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=3 * simulated.TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "largest batch size" in done.stdout
+
+
+def test_the_plugin_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['torcharena.testing']\n")
+    (tmp_path / "test_mine.py").write_text(
+        "import torch, torcharena\n"
+        "def test_peak(cuda_memory):\n"
+        "    assert torcharena.is_rehearsal()\n"
+        "    a = torch.empty(1 << 20, dtype=torch.uint8, device='cuda'); del a\n"
+        "    assert (cuda_memory.peak, cuda_memory.left) == (1 << 20, 0)\n"
+        "    assert torch.cuda.get_device_properties(0).name == 'Tesla T4'\n"
+        "    cuda_memory.restart()\n"
+        "    assert cuda_memory.peak == 0\n"
+        "def test_values():\n"
+        "    assert torch.arange(5, device='cuda').sum().item() == 10\n"
+    )
+
+    def pytest_of(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+            capture_output=True,
+            text=True,
+            timeout=simulated.TIMEOUT,
+            check=False,
+        )
+
+    done = pytest_of("--simulated-gpu", "t4")
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    wrong = pytest_of("--simulated-gpu", "moon")
+    assert wrong.returncode == 4 and "no card of the catalogue" in wrong.stderr
