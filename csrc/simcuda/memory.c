@@ -14,10 +14,29 @@
 
 #define KEEP_ZERO ((size_t)256 << 10) /* fills up to this are written */
 
-/* Set by the values mode around a copy whose contents do not matter. */
+/* Set by the values mode around a copy whose contents do not matter; SIZE_MAX where they
+ * do. 0: as every thread, which copies what comes from the host or goes there, and of device
+ * memory up to `device_skip_above` bytes (0: all): an operation's own copies of large floats
+ * are not worth their pages. */
 static _Thread_local size_t skip_above;
+static size_t device_skip_above;
 
 TA_EXPORT void ta_simcuda_skip_above(size_t bytes) { skip_above = bytes; }
+TA_EXPORT void ta_simcuda_device_skip_above(size_t bytes) {
+    __atomic_store_n(&device_skip_above, bytes, __ATOMIC_RELAXED);
+}
+
+static bool on_device(const void *ptr) {
+    ta_sc_range range;
+    return ta_sc_range_find((uintptr_t)ptr, &range) &&
+           (range.kind == TA_SC_DEVICE || range.kind == TA_SC_RESERVED);
+}
+
+static bool skipped(const void *dst, const void *src, size_t size) {
+    if (skip_above) return size > skip_above;
+    size_t limit = __atomic_load_n(&device_skip_above, __ATOMIC_RELAXED);
+    return limit && size > limit && on_device(dst) && on_device(src);
+}
 
 int ta_sc_malloc(int device, size_t size, void **ptr) {
     const ta_sc_machine *m = ta_sc_machine_get();
@@ -147,7 +166,7 @@ int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool w
         if (unsafe) return unsafe;
     }
     int result;
-    if (skip_above && size > skip_above)
+    if (skipped(dst, src, size))
         result = queue(m, stream, dst, src, size);
     else
         result = ta_sc_status(ta_sim_copy(m->sim, device, stream, (uintptr_t)dst,

@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ __all__ = ["Values", "DEFAULT_LIMIT"]
 
 DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
 _WORK = 1 << 25  # multiplications up to which a product is computed
+_WIDEST = 8  # bytes of an element
+_ALL = (1 << 64) - 1
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
 _aten = torch.ops.aten
 
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
-_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM = range(7)
+_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM, _RANKS = range(8)
 
 # Integers in their results are for the backward pass alone, or states of generators.
 _LEFT_ALONE = (
@@ -101,7 +104,9 @@ class _Plan:
         ]
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         returns = schema.returns
-        if name == "_local_scalar_dense":
+        if schema.name.startswith(("c10d::", "_c10d_functional")):
+            self.kind = _RANKS
+        elif name == "_local_scalar_dense":
             self.kind = _ITEM
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
@@ -193,8 +198,11 @@ class Values(TorchDispatchMode):
             skip = ctypes.CDLL(None).ta_simcuda_skip_above
             skip.argtypes, skip.restype = [ctypes.c_size_t], None
             self.skip: Any = skip
+            device_skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
+            device_skip.argtypes, device_skip.restype = [ctypes.c_size_t], None
+            self.device_skip: Any = device_skip
         except AttributeError:
-            self.skip = None
+            self.skip = self.device_skip = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -219,6 +227,8 @@ class Values(TorchDispatchMode):
 
         self.printing: Any = inner
         printing._str_intern = printed
+        if self.device_skip is not None:
+            self.device_skip(self.limit * _WIDEST)
         super().__enter__()
         return self
 
@@ -227,6 +237,24 @@ class Values(TorchDispatchMode):
 
         super().__exit__(*error)
         printing._str_intern = self.printing
+        if self.device_skip is not None:
+            self.device_skip(0)
+
+    @contextlib.contextmanager
+    def exactly(self, tensors: list[torch.Tensor]) -> Iterator[None]:
+        """Copies of large integers on the device are made, unlike those of floats."""
+        large = self.skip is not None and any(
+            not _is_float(t) and t.numel() * t.element_size() > self.limit * _WIDEST
+            for t in tensors
+        )
+        if not large:
+            yield
+            return
+        self.skip(_ALL)
+        try:
+            yield
+        finally:
+            self.skip(0)
 
     def again(self) -> Any:
         """The mode itself, without what entering it at first does."""
@@ -324,6 +352,8 @@ class Values(TorchDispatchMode):
         kind = plan.kind
         if kind == _VIEW or kind == _LEAVE:
             return func(*args, **kwargs)
+        if kind == _RANKS:
+            return self._between_ranks(func, plan, args, kwargs)
         if kind == _ITEM:
             return self._item(func, args)
         if kind == _COPY:
@@ -338,6 +368,21 @@ class Values(TorchDispatchMode):
                 return self._sized_by_values(func, plan, args, kwargs, inputs)
         result = func(*args, **kwargs)
         self._after(func, plan, args, kwargs, result)
+        return result
+
+    def _between_ranks(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        """Small contents are the stand-ins' of NCCL, but for small floats out of large ones."""
+        inputs = _tensors(args, [])
+        with self.exactly(inputs):
+            result = func(*args, **kwargs)
+        outputs = [t for t in _tensors((result,), []) if t.is_cuda]
+        places = {id(t) for t in outputs}
+        if any(id(t) not in places and not self.known(t) for t in inputs):
+            wanted = [t for t in outputs if t.numel() and _is_float(t) and self.known(t)]
+            if wanted:
+                self.guessed[plan.name] += 1
+            for tensor in wanted:
+                self.fill(tensor)
         return result
 
     def _item(self, func: Any, args: Any) -> Any:
@@ -355,11 +400,13 @@ class Values(TorchDispatchMode):
         )
         if large:
             self.skip(self.limit)
-        try:
-            result = func(*args, **kwargs)
-        finally:
-            if large:
+            try:
+                result = func(*args, **kwargs)
+            finally:
                 self.skip(0)
+        else:
+            with self.exactly(inputs):
+                result = func(*args, **kwargs)
         if large:
             return result
         source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
