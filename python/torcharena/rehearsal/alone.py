@@ -37,6 +37,7 @@ def environment(world_size: int, rank: int, local_world_size: int) -> dict[str, 
         "TORCHARENA_SIM_ALONE": "1",  # for NCCL's stand-ins
         # Its thread would ask the store, which is Python's, at the very end too.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
 
 
@@ -127,9 +128,8 @@ def install(world_size: int, rank: int) -> None:
             kwargs["backend"] = without_gloo(kwargs["backend"])
         return new_group(*args, **kwargs)
 
-    for module in (dist, c10d):
-        module.init_process_group = init_process_group
-        module.new_group = new
+    ranks.replace(dist, "init_process_group", init_process_group)
+    ranks.replace(dist, "new_group", new)
     ranks.install(dist, store, rank)
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["install", "report"]
+__all__ = ["install", "replace", "report"]
 
 # Collectives whose integers decide a program's course, and those of objects.
 _OF_TENSORS = (
@@ -55,18 +55,26 @@ def install(dist: Any, store: Any, rank: int) -> None:
     _count(dist, c10d)
     _keep_objects(dist, c10d, rank)
     _tell_sizes(dist, c10d)
-    _replace_stores(dist, c10d, store)
+    _replace_stores(dist, store)
 
     def monitored_barrier(*args: Any, **kwargs: Any) -> None:
         """Every rank arrives at once."""
 
-    _put(dist, c10d, "monitored_barrier", monitored_barrier)
+    replace(dist, "monitored_barrier", monitored_barrier)
 
 
-def _put(dist: Any, c10d: Any, name: str, value: Any) -> None:
-    for module in (dist, c10d):
-        if hasattr(module, name):
-            setattr(module, name, value)
+def replace(dist: Any, name: str, value: Any) -> None:
+    """Puts ``value`` in the place of `torch.distributed`'s function or class of this name,
+    also where its other modules have imported it already."""
+    before = getattr(dist.distributed_c10d, name, None)
+    if before is None:
+        before = getattr(dist, name, None)
+    if before is None:
+        return
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch.distributed"):
+            if vars(module).get(name) is before:
+                setattr(module, name, value)
 
 
 def _place() -> tuple[str, int]:
@@ -115,10 +123,10 @@ def _count(dist: Any, c10d: Any) -> None:
 
     for name in _OF_TENSORS:
         if hasattr(c10d, name):
-            _put(dist, c10d, name, counted(name, getattr(c10d, name), False))
+            replace(dist, name, counted(name, getattr(c10d, name), False))
     for name in _OF_OBJECTS:
         if hasattr(c10d, name):
-            _put(dist, c10d, name, counted(name, getattr(c10d, name), True))
+            replace(dist, name, counted(name, getattr(c10d, name), True))
 
 
 def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
@@ -170,10 +178,10 @@ def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
     def send_object_list(*_: Any, **__: Any) -> None:
         """No one hears it."""
 
-    _put(dist, c10d, "broadcast_object_list", broadcast_object_list)
-    _put(dist, c10d, "scatter_object_list", scatter_object_list)
-    _put(dist, c10d, "recv_object_list", recv_object_list)
-    _put(dist, c10d, "send_object_list", send_object_list)
+    replace(dist, "broadcast_object_list", broadcast_object_list)
+    replace(dist, "scatter_object_list", scatter_object_list)
+    replace(dist, "recv_object_list", recv_object_list)
+    replace(dist, "send_object_list", send_object_list)
 
 
 def _source(c10d: Any, group: Any, src: int | None, group_src: int | None) -> int:
@@ -216,16 +224,18 @@ def _tell_sizes(dist: Any, c10d: Any) -> None:
         finally:
             tell(0)
 
-    _put(dist, c10d, "split_group", split_group)
+    replace(dist, "split_group", split_group)
 
 
-def _replace_stores(dist: Any, c10d: Any, store: Any) -> None:
+def _replace_stores(dist: Any, store: Any) -> None:
     """Stores that the program makes itself would wait for the others."""
     kind = type(store)
+    met: list[Any] = []
 
     class Met(kind):  # type: ignore[misc, valid-type]
         def __init__(self, *_: Any, **__: Any) -> None:
             kind.__init__(self)
+            met.append(self)  # torch keeps the half of it that is C++'s
 
         @property
         def host(self) -> str:
@@ -236,8 +246,4 @@ def _replace_stores(dist: Any, c10d: Any, store: Any) -> None:
             return 29500
 
     for name in ("TCPStore", "FileStore"):
-        _put(dist, c10d, name, Met)
-        for module in ("torch.distributed.rendezvous", "torch.distributed.device_mesh"):
-            found = sys.modules.get(module)
-            if found is not None and hasattr(found, name):
-                setattr(found, name, Met)
+        replace(dist, name, Met)
