@@ -200,6 +200,11 @@ static bool drop_pages(void *dst, size_t size) {
     return true;
 }
 
+/* For the values mode: large integers become zero and take no memory. */
+TA_EXPORT int ta_simcuda_zero(void *dst, size_t size) {
+    return drop_pages(dst, size) ? TA_CU_OK : TA_CU_INVALID;
+}
+
 int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stream, bool wait) {
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;

@@ -84,6 +84,7 @@ _INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_im
              "_unsafe_index_put")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution",
              "convolution_backward", "cudnn_convolution", "addmv", "mv", "linear")
+_ZEROS = ("zero_", "zeros", "zeros_like", "new_zeros")
 _EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
 _CHOICES = ("argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial", "mode")
 
@@ -201,8 +202,11 @@ class Values(TorchDispatchMode):
             device_skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
             device_skip.argtypes, device_skip.restype = [ctypes.c_size_t], None
             self.device_skip: Any = device_skip
+            zero = ctypes.CDLL(None).ta_simcuda_zero
+            zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+            self.zero: Any = zero
         except AttributeError:
-            self.skip = self.device_skip = None
+            self.skip = self.device_skip = self.zero = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -476,6 +480,8 @@ class Values(TorchDispatchMode):
         wanted = [t for t in outputs if t.numel() and t.is_cuda and self.known(t)]
         if not wanted:
             return
+        if plan.name in _ZEROS and self._zeroed(outputs):
+            return
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
@@ -509,6 +515,14 @@ class Values(TorchDispatchMode):
             if tensor.is_cuda and tensor.numel() and self.known(tensor):
                 if tensor.shape == value.shape:
                     _view(tensor).copy_(value)
+
+    def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
+        """Large zeros are made by giving their pages back."""
+        tensor = outputs[0]
+        size = tensor.numel() * tensor.element_size()
+        if self.zero is None or size <= self.limit * _WIDEST or not tensor.is_contiguous():
+            return False
+        return bool(self.zero(tensor.data_ptr(), size) == 0)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
