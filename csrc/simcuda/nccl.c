@@ -23,13 +23,15 @@ static const char *const library[] = {"libnccl.so.2", NULL};
 static _Thread_local int next_ranks;
 TA_EXPORT void ta_simcuda_next_group(int ranks) { next_ranks = ranks; }
 
-static int make(ta_nccl_comm **out, int ranks, int rank, const char *name) {
+static int make(ta_nccl_comm **out, int ranks, int rank, const char *name)
+{
     if (!out || ranks < 1 || rank < 0 || rank >= ranks) return TA_NCCL_INVALID;
     *out = ta_nccl_comm_new(ranks, rank, name);
     return *out ? TA_NCCL_OK : TA_NCCL_FAILED;
 }
 
-static int make_by_id(ta_nccl_comm **out, int ranks, int rank, const unique_id *id) {
+static int make_by_id(ta_nccl_comm **out, int ranks, int rank, const unique_id *id)
+{
     char name[2 * TA_NCCL_ID + 1] = "";
     static const unsigned char none[TA_NCCL_ID];
     if (memcmp(id->bytes, none, TA_NCCL_ID) != 0)
@@ -38,42 +40,51 @@ static int make_by_id(ta_nccl_comm **out, int ranks, int rank, const unique_id *
     return make(out, ranks, rank, name);
 }
 
-TA_EXPORT int ncclGetVersion(int *version) {
+TA_EXPORT int ncclGetVersion(int *version)
+{
     int (*ask)(int *);
     *(void **)&ask = ta_sc_real(library, "ncclGetVersion");
     *version = 22809;
     return ask ? ask(version) : TA_NCCL_OK;
 }
-TA_EXPORT const char *ncclGetErrorString(int result) {
+TA_EXPORT const char *ncclGetErrorString(int result)
+{
     return result == TA_NCCL_OK ? "no error" : "simulated NCCL failed";
 }
-TA_EXPORT const char *ncclGetLastError(const ta_nccl_comm *c) {
+TA_EXPORT const char *ncclGetLastError(const ta_nccl_comm *c)
+{
     (void)c;
     return "";
 }
-TA_EXPORT int ncclGetUniqueId(unique_id *id) {
+TA_EXPORT int ncclGetUniqueId(unique_id *id)
+{
     memset(id, 0x5a, sizeof *id);
     (void)!getrandom(id->bytes, TA_NCCL_ID, 0);
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommGetUniqueId(const ta_nccl_comm *c, unique_id *id) {
+TA_EXPORT int ncclCommGetUniqueId(const ta_nccl_comm *c, unique_id *id)
+{
     (void)c;
     return ncclGetUniqueId(id);
 }
-TA_EXPORT int ncclCommInitRank(ta_nccl_comm **c, int ranks, unique_id id, int rank) {
+TA_EXPORT int ncclCommInitRank(ta_nccl_comm **c, int ranks, unique_id id, int rank)
+{
     return make_by_id(c, ranks, rank, &id);
 }
 TA_EXPORT int ncclCommInitRankConfig(ta_nccl_comm **c, int ranks, unique_id id, int rank,
-                                     void *config) {
+                                     void *config)
+{
     (void)config;
     return make_by_id(c, ranks, rank, &id);
 }
 TA_EXPORT int ncclCommInitRankScalable(ta_nccl_comm **c, int ranks, int rank, int ids,
-                                       unique_id *id, void *config) {
+                                       unique_id *id, void *config)
+{
     (void)config;
     return ids > 0 ? make_by_id(c, ranks, rank, id) : TA_NCCL_INVALID;
 }
-TA_EXPORT int ncclCommInitAll(ta_nccl_comm **list, int count, const int *devices) {
+TA_EXPORT int ncclCommInitAll(ta_nccl_comm **list, int count, const int *devices)
+{
     for (int i = 0; i < count; i++) {
         int result = make(&list[i], count, i, "");
         if (result != TA_NCCL_OK) return result;
@@ -82,7 +93,8 @@ TA_EXPORT int ncclCommInitAll(ta_nccl_comm **list, int count, const int *devices
     return TA_NCCL_OK;
 }
 /* The same on every rank of the child, another for every child. */
-static void name_child(ta_nccl_comm *c, int color, char name[TA_NCCL_NAME]) {
+static void name_child(ta_nccl_comm *c, int color, char name[TA_NCCL_NAME])
+{
     uint64_t hash = 0xcbf29ce484222325;
     for (const char *at = c->name; *at; at++)
         hash = (hash ^ (unsigned char)*at) * 0x100000001b3;
@@ -91,7 +103,8 @@ static void name_child(ta_nccl_comm *c, int color, char name[TA_NCCL_NAME]) {
     snprintf(name, TA_NCCL_NAME, "%.8s-%016llx", c->name, (unsigned long long)hash);
 }
 /* Ranks of one color, in the order of their keys, then of their ranks. */
-static int split(ta_nccl_comm *c, int color, int key, int *ranks, int *rank) {
+static int split(ta_nccl_comm *c, int color, int key, int *ranks, int *rank)
+{
     int mine[2] = {color, key};
     *ranks = 0, *rank = 0;
     ta_nccl_tell(c, mine, sizeof mine);
@@ -106,7 +119,8 @@ static int split(ta_nccl_comm *c, int color, int key, int *ranks, int *rank) {
     return TA_NCCL_OK;
 }
 TA_EXPORT int ncclCommSplit(ta_nccl_comm *c, int color, int key, ta_nccl_comm **out,
-                            void *config) {
+                            void *config)
+{
     (void)config;
     *out = NULL;
     char name[TA_NCCL_NAME];
@@ -122,7 +136,8 @@ TA_EXPORT int ncclCommSplit(ta_nccl_comm *c, int color, int key, ta_nccl_comm **
     return result;
 }
 TA_EXPORT int ncclCommShrink(ta_nccl_comm *c, int *excluded, int count,
-                             ta_nccl_comm **out, void *config, int flags) {
+                             ta_nccl_comm **out, void *config, int flags)
+{
     (void)config, (void)flags;
     if (!c || count < 0 || count >= c->ranks) return TA_NCCL_INVALID;
     int rank = c->rank;
@@ -131,64 +146,81 @@ TA_EXPORT int ncclCommShrink(ta_nccl_comm *c, int *excluded, int count,
     name_child(c, -1, name);
     return make(out, c->ranks - count, rank, name);
 }
-TA_EXPORT int ncclCommDestroy(ta_nccl_comm *c) {
+TA_EXPORT int ncclCommDestroy(ta_nccl_comm *c)
+{
     ta_nccl_comm_free(c);
     return TA_NCCL_OK;
 }
 TA_EXPORT int ncclCommAbort(ta_nccl_comm *c) { return ncclCommDestroy(c); }
-TA_EXPORT int ncclCommFinalize(ta_nccl_comm *c) {
+TA_EXPORT int ncclCommFinalize(ta_nccl_comm *c)
+{
     (void)c;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommGetAsyncError(const ta_nccl_comm *c, int *error) {
+TA_EXPORT int ncclCommGetAsyncError(const ta_nccl_comm *c, int *error)
+{
     (void)c;
     *error = TA_NCCL_OK;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommCount(const ta_nccl_comm *c, int *count) {
+TA_EXPORT int ncclCommCount(const ta_nccl_comm *c, int *count)
+{
     *count = c->ranks;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommUserRank(const ta_nccl_comm *c, int *rank) {
+TA_EXPORT int ncclCommUserRank(const ta_nccl_comm *c, int *rank)
+{
     *rank = c->rank;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommCuDevice(const ta_nccl_comm *c, int *device) {
+TA_EXPORT int ncclCommCuDevice(const ta_nccl_comm *c, int *device)
+{
     *device = c->device;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommRegister(const ta_nccl_comm *c, void *buffer, size_t size, void **out) {
+TA_EXPORT int ncclCommRegister(const ta_nccl_comm *c, void *buffer, size_t size,
+                               void **out)
+{
     (void)c, (void)size;
     *out = buffer;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommDeregister(const ta_nccl_comm *c, void *handle) {
+TA_EXPORT int ncclCommDeregister(const ta_nccl_comm *c, void *handle)
+{
     (void)c, (void)handle;
     return TA_NCCL_OK;
 }
 TA_EXPORT int ncclCommWindowRegister(const ta_nccl_comm *c, void *buffer, size_t size,
-                                     void **out, int flags) {
+                                     void **out, int flags)
+{
     (void)flags;
     return ncclCommRegister(c, buffer, size, out);
 }
-TA_EXPORT int ncclCommWindowDeregister(const ta_nccl_comm *c, void *window) {
+TA_EXPORT int ncclCommWindowDeregister(const ta_nccl_comm *c, void *window)
+{
     return ncclCommDeregister(c, window);
 }
-TA_EXPORT int ncclGroupSimulateEnd(void *info) {
+TA_EXPORT int ncclGroupSimulateEnd(void *info)
+{
     (void)info;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclRedOpCreatePreMulSum(int *op) {
+TA_EXPORT int ncclRedOpCreatePreMulSum(int *op)
+{
     *op = 5; /* the first beyond the fixed ones */
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclRedOpDestroy(int op) {
+TA_EXPORT int ncclRedOpDestroy(int op)
+{
     (void)op;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclMemAlloc(void **ptr, size_t size) {
-    return ta_sc_malloc(ta_sc_device(), size, ptr) == TA_CU_OK ? TA_NCCL_OK : TA_NCCL_FAILED;
+TA_EXPORT int ncclMemAlloc(void **ptr, size_t size)
+{
+    return ta_sc_malloc(ta_sc_device(), size, ptr) == TA_CU_OK ? TA_NCCL_OK
+                                                               : TA_NCCL_FAILED;
 }
-TA_EXPORT int ncclMemFree(void *ptr) {
+TA_EXPORT int ncclMemFree(void *ptr)
+{
     return ta_sc_free(ptr) == TA_CU_OK ? TA_NCCL_OK : TA_NCCL_FAILED;
 }

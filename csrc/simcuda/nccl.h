@@ -21,8 +21,8 @@ typedef struct ta_nccl_comm {
     bool sized; /* the number of ranks is known */
     int splits; /* made of this communicator */
     char name[TA_NCCL_NAME];
-    ta_nccl_log *told;    /* by rank: to all; then from each and to each alone */
-    uint64_t punched;     /* bytes of our own file given back */
+    ta_nccl_log *told; /* by rank: to all; then from each and to each alone */
+    uint64_t punched;  /* bytes of our own file given back */
 } ta_nccl_comm;
 
 /* `id` names it among the processes of a machine. NULL: no memory. */

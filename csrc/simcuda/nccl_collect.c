@@ -10,28 +10,33 @@
 
 #include "nccl.h"
 
-#define FLOATS ((size_t)1 << 17) /* elements up to which contents are made */
+#define FLOATS ((size_t)1 << 17)    /* elements up to which contents are made */
 #define INTEGERS ((size_t)16 << 20) /* bytes */
 
 enum { SUM, PROD, MAX, MIN, AVG };
 
-static bool small(size_t count, int type) {
+static bool small(size_t count, int type)
+{
     return ta_nccl_is_float(type) ? count <= FLOATS
                                   : count * ta_nccl_width(type) <= INTEGERS;
 }
 
-static int queue(ta_stream stream) {
+static int queue(ta_stream stream)
+{
     return ta_sc_launch(stream) == TA_CU_OK ? TA_NCCL_OK : TA_NCCL_FAILED;
 }
 
-static char *part(const void *buffer, int index, size_t size) {
+static char *part(const void *buffer, int index, size_t size)
+{
     return (char *)(uintptr_t)buffer + (size_t)index * size;
 }
 
 /* `recv` of those who get it becomes the reduction of `count` elements from `skip` of what
  * all sent, of `whole` elements each. */
 static int reduce(const void *send, void *recv, size_t skip, size_t count, size_t whole,
-                  int type, int op, bool mine, bool all, ta_nccl_comm *c, ta_stream stream) {
+                  int type, int op, bool mine, bool all, ta_nccl_comm *c,
+                  ta_stream stream)
+{
     int result = queue(stream);
     if (result != TA_NCCL_OK || !small(whole, type) || !count) return result;
     size_t width = ta_nccl_width(type), size = count * width;
@@ -66,25 +71,30 @@ static int reduce(const void *send, void *recv, size_t skip, size_t count, size_
 }
 
 TA_EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op,
-                            ta_nccl_comm *c, ta_stream stream) {
+                            ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
     return reduce(send, recv, 0, count, count, type, op, true, true, c, stream);
 }
 TA_EXPORT int ncclReduce(const void *send, void *recv, size_t count, int type, int op,
-                         int root, ta_nccl_comm *c, ta_stream stream) {
+                         int root, ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
-    return reduce(send, recv, 0, count, count, type, op, root == c->rank, false, c, stream);
+    return reduce(send, recv, 0, count, count, type, op, root == c->rank, false, c,
+                  stream);
 }
-TA_EXPORT int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op,
-                                ta_nccl_comm *c, ta_stream stream) {
+TA_EXPORT int ncclReduceScatter(const void *send, void *recv, size_t count, int type,
+                                int op, ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
     size_t ranks = c->sized ? (size_t)c->ranks : 1, skip = c->sized ? (size_t)c->rank : 0;
     return reduce(send, recv, skip * count, count, ranks * count, type, op, true, true, c,
                   stream);
 }
 
-TA_EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root,
-                            ta_nccl_comm *c, ta_stream stream) {
+TA_EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type,
+                            int root, ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
     int result = queue(stream);
     size_t size = count * ta_nccl_width(type);
@@ -98,13 +108,15 @@ TA_EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type
     return result;
 }
 TA_EXPORT int ncclBcast(void *buffer, size_t count, int type, int root, ta_nccl_comm *c,
-                        ta_stream stream) {
+                        ta_stream stream)
+{
     return ncclBroadcast(buffer, buffer, count, type, root, c, stream);
 }
 
 /* What everyone sent, side by side, for those who get it. */
-static int gather(const void *send, void *recv, size_t count, int type, bool mine, bool all,
-                  ta_nccl_comm *c, ta_stream stream) {
+static int gather(const void *send, void *recv, size_t count, int type, bool mine,
+                  bool all, ta_nccl_comm *c, ta_stream stream)
+{
     int result = queue(stream);
     size_t size = count * ta_nccl_width(type);
     if (result != TA_NCCL_OK || !small(count * (size_t)c->ranks, type)) return result;
@@ -124,17 +136,20 @@ static int gather(const void *send, void *recv, size_t count, int type, bool min
     return result;
 }
 TA_EXPORT int ncclAllGather(const void *send, void *recv, size_t count, int type,
-                            ta_nccl_comm *c, ta_stream stream) {
+                            ta_nccl_comm *c, ta_stream stream)
+{
     return c ? gather(send, recv, count, type, true, true, c, stream) : TA_NCCL_INVALID;
 }
 TA_EXPORT int ncclGather(const void *send, void *recv, size_t count, int type, int root,
-                         ta_nccl_comm *c, ta_stream stream) {
+                         ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
     return gather(send, recv, count, type, root == c->rank, false, c, stream);
 }
 
 TA_EXPORT int ncclAlltoAll(const void *send, void *recv, size_t count, int type,
-                           ta_nccl_comm *c, ta_stream stream) {
+                           ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
     int result = queue(stream);
     size_t size = count * ta_nccl_width(type), ranks = c->sized ? (size_t)c->ranks : 1;
@@ -151,7 +166,8 @@ TA_EXPORT int ncclAlltoAll(const void *send, void *recv, size_t count, int type,
     return result;
 }
 TA_EXPORT int ncclScatter(const void *send, void *recv, size_t count, int type, int root,
-                          ta_nccl_comm *c, ta_stream stream) {
+                          ta_nccl_comm *c, ta_stream stream)
+{
     if (!c) return TA_NCCL_INVALID;
     int result = queue(stream);
     size_t size = count * ta_nccl_width(type);
@@ -183,7 +199,8 @@ static _Thread_local struct {
     int depth;
 } group;
 
-static void hear(const message *m) {
+static void hear(const message *m)
+{
     if (ta_nccl_hear_one(m->c, m->peer, m->data, m->size)) return;
     for (size_t i = 0; i < group.count; i++) {
         const message *other = &group.list[i];
@@ -194,7 +211,8 @@ static void hear(const message *m) {
     memset(m->data, 0, m->size); /* no one knows */
 }
 
-static int keep(message m) {
+static int keep(message m)
+{
     if (group.count == group.room) {
         size_t room = group.room ? 2 * group.room : 64;
         message *list = realloc(group.list, room * sizeof *list);
@@ -206,8 +224,9 @@ static int keep(message m) {
     return TA_NCCL_OK;
 }
 
-TA_EXPORT int ncclSend(const void *send, size_t count, int type, int peer, ta_nccl_comm *c,
-                       ta_stream stream) {
+TA_EXPORT int ncclSend(const void *send, size_t count, int type, int peer,
+                       ta_nccl_comm *c, ta_stream stream)
+{
     if (!c || peer < 0 || (c->sized && peer >= c->ranks)) return TA_NCCL_INVALID;
     int result = queue(stream);
     if (result != TA_NCCL_OK || !small(count, type)) return result;
@@ -217,7 +236,8 @@ TA_EXPORT int ncclSend(const void *send, size_t count, int type, int peer, ta_nc
     return keep((message){c, peer, (void *)(uintptr_t)send, size, true});
 }
 TA_EXPORT int ncclRecv(void *recv, size_t count, int type, int peer, ta_nccl_comm *c,
-                       ta_stream stream) {
+                       ta_stream stream)
+{
     if (!c || peer < 0 || (c->sized && peer >= c->ranks)) return TA_NCCL_INVALID;
     int result = queue(stream);
     if (result != TA_NCCL_OK || !small(count, type)) return result;
@@ -227,11 +247,13 @@ TA_EXPORT int ncclRecv(void *recv, size_t count, int type, int peer, ta_nccl_com
     return result;
 }
 
-TA_EXPORT int ncclGroupStart(void) {
+TA_EXPORT int ncclGroupStart(void)
+{
     group.depth++;
     return TA_NCCL_OK;
 }
-TA_EXPORT int ncclGroupEnd(void) {
+TA_EXPORT int ncclGroupEnd(void)
+{
     if (group.depth == 0) return TA_NCCL_INVALID;
     if (--group.depth) return TA_NCCL_OK;
     for (size_t i = 0; i < group.count; i++)

@@ -20,13 +20,15 @@
 #define PATIENCE 120
 #define PUNCH ((uint64_t)16 << 20) /* bytes heard by all before they are given back */
 
-bool ta_nccl_have_peers(void) {
+bool ta_nccl_have_peers(void)
+{
     const char *folder = getenv("TORCHARENA_SIM_DIR");
     const char *alone = getenv("TORCHARENA_SIM_ALONE");
     return folder && *folder && !(alone && *alone && strcmp(alone, "0") != 0);
 }
 
-ta_nccl_comm *ta_nccl_comm_new(int ranks, int rank, const char *name) {
+ta_nccl_comm *ta_nccl_comm_new(int ranks, int rank, const char *name)
+{
     ta_nccl_comm *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     *c = (ta_nccl_comm){.ranks = ranks, .rank = rank, .sized = true};
@@ -43,7 +45,8 @@ ta_nccl_comm *ta_nccl_comm_new(int ranks, int rank, const char *name) {
     return c;
 }
 
-void ta_nccl_comm_free(ta_nccl_comm *c) {
+void ta_nccl_comm_free(ta_nccl_comm *c)
+{
     if (!c) return;
     for (int i = 0; c->told && i < 3 * c->ranks; i++)
         if (c->told[i].file >= 0) close(c->told[i].file);
@@ -52,7 +55,8 @@ void ta_nccl_comm_free(ta_nccl_comm *c) {
 }
 
 /* The file of what `from` told `to`; to all for -1. */
-static bool ready(const ta_nccl_comm *c, ta_nccl_log *log, int from, int to) {
+static bool ready(const ta_nccl_comm *c, ta_nccl_log *log, int from, int to)
+{
     if (log->file >= 0) return true;
     char path[4096];
     const char *folder = getenv("TORCHARENA_SIM_DIR");
@@ -64,7 +68,8 @@ static bool ready(const ta_nccl_comm *c, ta_nccl_log *log, int from, int to) {
 }
 
 static void append(ta_nccl_comm *c, ta_nccl_log *log, int to, const void *data,
-                   size_t size) {
+                   size_t size)
+{
     if (c->alone || !ready(c, log, c->rank, to)) return;
     const char *from = data;
     while (size) {
@@ -77,19 +82,22 @@ static void append(ta_nccl_comm *c, ta_nccl_log *log, int to, const void *data,
     }
 }
 
-static double now(void) {
+static double now(void)
+{
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static double patience(void) {
+static double patience(void)
+{
     const char *text = getenv("TORCHARENA_SIM_PATIENCE");
     double given = text ? strtod(text, NULL) : 0;
     return given > 0 ? given : PATIENCE;
 }
 
-static bool silent(ta_nccl_comm *c, int peer) {
+static bool silent(ta_nccl_comm *c, int peer)
+{
     fprintf(stderr,
             "torcharena: rank %d of %d does not answer rank %d in a collective; its part "
             "is taken to be like this rank's from here on\n",
@@ -99,7 +107,8 @@ static bool silent(ta_nccl_comm *c, int peer) {
 }
 
 static bool fetch(ta_nccl_comm *c, ta_nccl_log *log, int from, int to, void *data,
-                  uint64_t at, size_t size) {
+                  uint64_t at, size_t size)
+{
     if (c->alone || !ready(c, log, from, to)) return false;
     char *into = data;
     double deadline = 0;
@@ -121,16 +130,19 @@ static bool fetch(ta_nccl_comm *c, ta_nccl_log *log, int from, int to, void *dat
     return true;
 }
 
-void ta_nccl_tell(ta_nccl_comm *c, const void *data, size_t size) {
+void ta_nccl_tell(ta_nccl_comm *c, const void *data, size_t size)
+{
     if (!c->alone) append(c, &c->told[c->rank], -1, data, size);
 }
 
-void ta_nccl_tell_one(ta_nccl_comm *c, int peer, const void *data, size_t size) {
+void ta_nccl_tell_one(ta_nccl_comm *c, int peer, const void *data, size_t size)
+{
     if (!c->alone) append(c, &c->told[c->ranks + peer], peer, data, size);
 }
 
 bool ta_nccl_hear(ta_nccl_comm *c, int peer, void *data, size_t skip, size_t size,
-                  size_t whole) {
+                  size_t whole)
+{
     if (c->alone) return false;
     ta_nccl_log *log = &c->told[peer];
     uint64_t at = log->at + skip;
@@ -138,7 +150,8 @@ bool ta_nccl_hear(ta_nccl_comm *c, int peer, void *data, size_t skip, size_t siz
     return !data || fetch(c, log, peer, -1, data, at, size);
 }
 
-bool ta_nccl_hear_one(ta_nccl_comm *c, int peer, void *data, size_t size) {
+bool ta_nccl_hear_one(ta_nccl_comm *c, int peer, void *data, size_t size)
+{
     if (c->alone) return false;
     ta_nccl_log *log = &c->told[2 * c->ranks + peer];
     uint64_t at = log->at;
@@ -146,7 +159,8 @@ bool ta_nccl_hear_one(ta_nccl_comm *c, int peer, void *data, size_t size) {
     return fetch(c, log, peer, c->rank, data, at, size);
 }
 
-void ta_nccl_heard(ta_nccl_comm *c, uint64_t before) {
+void ta_nccl_heard(ta_nccl_comm *c, uint64_t before)
+{
     if (c->alone || before < c->punched + PUNCH) return;
     (void)!fallocate(c->told[c->rank].file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                      (off_t)c->punched, (off_t)(before - c->punched));
