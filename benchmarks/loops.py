@@ -1,10 +1,11 @@
 """Trains five models under torch's own allocator and under the arena, and compares.
 
-    python -m benchmarks.loops [--loops moe,bert_amp] [--steps 20] [--repeat 3] [--out F.json]
+    python -m benchmarks.loops [--loops moe,bert_amp] [--steps 20] [--repeat 3]
+        [--slack 1.02] [--out F.json]
 
 Each run is a process of its own; the allocators take turns, so that a GPU that grows warm or
 a busy host is shared by both. Prints a line as each run ends, and a table last; ``--out``
-writes every figure with the machine and the versions. Runs on a GPU, or on the simulated one
+writes every figure with the machine and the versions, anew after each loop. Runs on a GPU, or on the simulated one
 under ``torcharena rehearse -m benchmarks.loops``, where times and losses mean nothing.
 
 A step's time ends when its loss has been read. Times are compared over the second half of
@@ -39,13 +40,17 @@ GIB = float(1 << 30)
 
 
 def run_loop(
-    name: str, allocator: str, steps: int | None, limit: str | None
+    name: str,
+    allocator: str,
+    steps: int | None,
+    limit: str | None,
+    slack: float | None = None,
 ) -> dict[str, Any]:
     """One training run in this process; its figures."""
     if allocator == "arena":
         import torcharena
 
-        torcharena.enable(limit=limit)
+        torcharena.enable(limit=limit, slack=slack)
     import torch
 
     from .training import LOOPS
@@ -55,7 +60,7 @@ def run_loop(
     torch.manual_seed(0)
     losses: list[float] = []
     times: list[float] = []
-    calls: list[dict[str, int]] = [driver_calls(allocator)]
+    calls: list[dict[str, float]] = [driver_calls(allocator)]
     kwargs = {} if steps is None else {"steps": steps}
     start = begin = time.perf_counter()
     for loss in LOOPS[name](lambda phase: None, **kwargs):
@@ -82,7 +87,12 @@ def run_loop(
     }
 
 
-def driver_calls(allocator: str) -> dict[str, int]:
+# What the arena counts beside: of seconds, `slow` is the time of the requests that needed a
+# page, and `wait` the part of it in which the host waited for a stream.
+COUNTED = ("page_moves", "waits", "slow_allocations", "slow_seconds", "wait_seconds")
+
+
+def driver_calls(allocator: str) -> dict[str, float]:
     """Counts so far. Torch's own allocator counts what it asked the driver for; in a call of
     ours one page is one."""
     import torch
@@ -91,13 +101,12 @@ def driver_calls(allocator: str) -> dict[str, int]:
         import torcharena
 
         if not torch.cuda.is_initialized():
-            return dict.fromkeys(("maps", "events", "page_moves", "waits"), 0)
+            return dict.fromkeys(("maps", "events", *COUNTED), 0)
         stats = torcharena.memory_stats()
         return {
             "maps": sum(stats[f"driver_calls.{call}"] for call in MAP_CALLS),
             "events": stats["driver_calls.event"],
-            "page_moves": stats["page_moves"],
-            "waits": stats["waits"],
+            **{key: stats[key] for key in COUNTED},
         }
     stats = torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
     return {"maps": stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0)}
@@ -139,6 +148,7 @@ def environment(allocator: str) -> dict[str, str]:
         for key, value in os.environ.items()
         if key not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
         and key not in ("TORCHARENA_ENABLE", "TORCHARENA_LIMIT", "TORCHARENA_RECORD")
+        and key not in ("TORCHARENA_PAGE", "TORCHARENA_SLACK", "TORCHARENA_FALLBACK")
     }
     if allocator == "expandable":
         # The newer name alone is not read before torch 2.9, the older one still is by all.
@@ -156,6 +166,8 @@ def run_child(name: str, allocator: str, options: argparse.Namespace) -> dict[st
         command += ["--steps", str(options.steps)]
     if options.limit is not None:
         command += ["--limit", options.limit]
+    if options.slack is not None:
+        command += ["--slack", str(options.slack)]
     try:
         done = subprocess.run(
             command,
@@ -208,6 +220,9 @@ def compare(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             }
             for key in good[0]["driver_calls"][0]
         }
+        seconds = [step.get("slow_seconds") for run in good for step in late_calls(run)]
+        if None not in seconds:
+            row["arena_ms"] = 1e3 * statistics.mean(seconds)
         row["loss_spread"] = spread([run["losses"] for run in good])
         if allocator == "native" or len(native) != len(good):
             continue
@@ -226,9 +241,9 @@ def late(run: dict[str, Any]) -> list[float]:
     return times[len(times) // 2 :]
 
 
-def late_calls(run: dict[str, Any]) -> list[dict[str, int]]:
+def late_calls(run: dict[str, Any]) -> list[dict[str, float]]:
     """Driver calls of the same steps."""
-    calls: list[dict[str, int]] = run["driver_calls"]
+    calls: list[dict[str, float]] = run["driver_calls"]
     return calls[len(calls) // 2 :]
 
 
@@ -237,7 +252,7 @@ def table(loops: list[dict[str, Any]]) -> str:
     head = (
         f"{'loop':<20} {'allocator':<10} {'asked GiB':>9} {'reserved':>8} {'ratio':>6} "
         f"{'step ms':>8} {'x native':>8} {'95 %':>6} {'maps/step':>9} {'max':>6} "
-        f"{'loss differs':>12}"
+        f"{'arena ms':>8} {'loss differs':>12}"
     )
     lines = [head, "-" * len(head)]
     for loop in loops:
@@ -249,17 +264,20 @@ def table(loops: list[dict[str, Any]]) -> str:
             ratio, bound = row.get("time_ratio"), row.get("time_ratio_bound95")
             calls = row["driver_calls"]["maps"]
             differs = row.get("loss_difference", row["loss_spread"])
+            own = row.get("arena_ms")
             lines.append(
                 f"{start}{row['peak_requested'] / GIB:9.3f} "
                 f"{row['peak_reserved'] / GIB:8.3f} {row['ratio']:6.3f} "
                 f"{row['step_ms']:8.1f} {'' if ratio is None else f'{ratio:.3f}':>8} "
                 f"{'' if bound is None else f'{bound:.3f}':>6} {calls['median']:9.0f} "
-                f"{calls['max']:6.0f} {'' if differs is None else f'{differs:.2e}':>12}"
+                f"{calls['max']:6.0f} {'' if own is None else f'{own:.3f}':>8} "
+                f"{'' if differs is None else f'{differs:.2e}':>12}"
             )
     lines.append(
         "asked: peak bytes the program asked for; ratio: reserved over asked; x native: step "
-        "time over\nnative's, median of paired runs, and its upper 95 % bound; loss differs: "
-        "from native's, most at\nany step, and for native between its own runs"
+        "time over\nnative's, median of paired runs, and its upper 95 % bound; arena ms: time a "
+        "step in requests that\nneeded a page, mean, waits included; loss differs: from "
+        "native's, most at any step, and for native\nbetween its own runs"
     )
     return "\n".join(lines)
 
@@ -278,6 +296,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--repeat", type=int, default=3, help="runs of each (default 3)")
     parser.add_argument("--limit", help="a cap for the arena, such as 16GiB")
+    parser.add_argument("--slack", type=float, help="the arena's slack, such as 1.02")
     parser.add_argument(
         "--timeout", type=float, default=600, help="seconds a run may take"
     )
@@ -292,6 +311,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         for name in given:
             if name not in known:
                 parser.error(f"{name}: not one of {', '.join(known)}")
+    if options.slack is not None and not 1.0 <= options.slack < float("inf"):
+        parser.error("--slack is at least 1.0")
     if options.repeat < 1 or (options.steps is not None and options.steps < 2):
         parser.error("--repeat is at least 1, --steps at least 2")
     return options
@@ -316,25 +337,39 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, list[dict[str, 
     return runs
 
 
+def save(
+    options: argparse.Namespace,
+    where: dict[str, Any] | None,
+    loops: list[dict[str, Any]],
+    runs: list[dict[str, Any]],
+) -> None:
+    """All figures so far to ``--out``, whole or not at all: who ends us loses one loop."""
+    command = {k: v for k, v in vars(options).items() if k not in ("child", "out")}
+    figures = {"machine": where, "options": command, "loops": loops, "runs": runs}
+    part = Path(f"{options.out}.part")
+    part.write_text(json.dumps(figures, indent=1) + "\n")
+    part.replace(options.out)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 where a run failed."""
     options = parse(arguments)
     if options.child:
         result = run_loop(
-            options.child[0], options.child[1], options.steps, options.limit
+            *options.child, options.steps, options.limit, slack=options.slack
         )
         print(RESULT + json.dumps(result), flush=True)
         return 0
-    loops, all_runs = [], []
+    loops: list[dict[str, Any]] = []
+    all_runs: list[dict[str, Any]] = []
+    where: dict[str, Any] | None = None
     for name in options.loops:
         runs = measure(name, options)
         all_runs += [run for several in runs.values() for run in several]
         loops.append(compare(name, runs))
-    where = next((run["machine"] for run in reversed(all_runs) if "machine" in run), None)
-    if options.out:
-        command = {k: v for k, v in vars(options).items() if k not in ("child", "out")}
-        figures = {"machine": where, "options": command, "loops": loops, "runs": all_runs}
-        Path(options.out).write_text(json.dumps(figures, indent=1) + "\n")
+        where = next((run["machine"] for run in all_runs[::-1] if "machine" in run), None)
+        if options.out:
+            save(options, where, loops, all_runs)
     if where is not None:
         simulated = ", simulated" if where["simulated"] else ""
         print(

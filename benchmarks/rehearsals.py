@@ -7,7 +7,7 @@ Rehearses every program of benchmarks/results/truth-h200.jsonl (the files are in
 benchmarks/programs), each in its own process and to its end, and prints the relative
 differences. Run it by a Python whose torch is the truth's, 2.11: the same program asks for
 other bytes under another version. ``--write-docs`` puts the table into docs/rehearsal.md;
-``--check`` ends with code 1 where a figure misses what issue "Rehearsal" wants: requested
+``--check`` ends with code 1 where a figure misses what is wanted: requested
 within 0.5 % for nine in ten and 2 % at worst, reserved within 2 % and 5 %.
 
 The truth is made on a GPU by running the programs there:

@@ -116,9 +116,11 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     return status;
 }
 
-/* Whatever needs the device's `pages`: `arena` is NULL where it may not exist yet. */
-static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_pool *pool, size_t size,
-                              ta_stream stream, void **ptr, ta_oom *oom)
+/* Whatever needs the device's `pages`: `arena` is NULL where it may not exist yet, `state`
+ * where it does, or for want of host memory. */
+static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *state,
+                              ta_pool *pool, size_t size, ta_stream stream, void **ptr,
+                              ta_oom *oom)
 {
     uint64_t bytes = ta_round_up(size, TA_GRANULE);
     uintptr_t saved[2];
@@ -128,7 +130,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_pool *pool, size
     if (oom) *oom = (ta_oom){0};
     ta_lock_take(&d->pages);
     if (!status && !arena) {
-        arena = ta_arena_get(d, stream, size <= TA_SMALL_MAX, pool);
+        if (state) arena = ta_arena_get(d, state, size <= TA_SMALL_MAX, pool);
         if (!arena) status = TA_NO_HOST_MEMORY;
     }
     if (!status && !alloc_mapped(arena, bytes, size, ptr))
@@ -166,23 +168,30 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
         return status;
     }
     ta_pool *pool = NULL;
-    if (atomic_load_explicit(&d->open_count, memory_order_acquire))
-        pool = ta_pool_for(d, stream);
-    ta_arena *arena = pool ? NULL : ta_arena_find(d, stream, size <= TA_SMALL_MAX);
+    ta_arena *arena = NULL;
+    ta_stream_state *state = NULL;
+    bool pools = atomic_load_explicit(&d->open_count, memory_order_acquire),
+         small = size <= TA_SMALL_MAX;
+    if (!pools) arena = ta_arena_find(d, ta_stream_key(stream), small);
+    if (!arena) state = ta_stream_meet(d, stream); /* asks others, so before all else */
+    if (pools && !(pool = ta_pool_for(d, stream)))
+        arena = ta_arena_find(d, ta_stream_key(stream), small);
     if (arena && size <= d->total &&
         alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
         return TA_OK;
-    return alloc_locked(d, arena, pool, size, stream, ptr, oom);
+    return alloc_locked(d, arena, state, pool, size, stream, ptr, oom);
 }
 
 /* The arena of an address, its lock taken; NULL: none of ours. */
 static ta_arena *lock_arena_of(ta_allocator *a, uint64_t addr)
 {
     ta_chunk *c = ta_lookup(a, addr);
-    ta_arena *arena = c ? c->arena : NULL;
+    ta_arena *arena = c ? atomic_load_explicit(&c->arena, memory_order_acquire) : NULL;
     if (!arena) return NULL;
     ta_lock_take(&arena->lock);
-    if (c->arena == arena && addr - c->addr < c->size) return arena;
+    if (atomic_load_explicit(&c->arena, memory_order_relaxed) == arena &&
+        addr - c->addr < c->size)
+        return arena;
     ta_lock_drop(&arena->lock);
     return NULL;
 }
@@ -246,17 +255,17 @@ ta_status ta_record_stream(ta_allocator *a, void *ptr, ta_stream stream)
     ta_arena *arena = ptr ? lock_arena_of(a, (uintptr_t)ptr) : NULL;
     if (!arena) return ptr ? TA_INVALID : TA_OK;
     ta_device *d = arena->device;
-    bool same = arena->stream->handle == stream;
+    bool same = arena->stream->key == ta_stream_key(stream);
     ta_lock_drop(&arena->lock);
     if (same) return TA_OK;
-    ta_use *use = calloc(1, sizeof *use);
+    ta_stream_state *state = ta_stream_meet(d, stream);
+    ta_use *use = state ? calloc(1, sizeof *use) : NULL;
     if (!use) return TA_NO_HOST_MEMORY;
+    use->stream = state;
     ta_status status = TA_INVALID;
     ta_lock_take(&d->pages);
-    use->stream = ta_stream_get(d, stream);
     ta_lock_take(&arena->lock);
-    ta_block *b = use->stream ? holder(arena, (uintptr_t)ptr) : NULL;
-    if (!use->stream) status = TA_NO_HOST_MEMORY;
+    ta_block *b = holder(arena, (uintptr_t)ptr);
     if (b) {
         ta_use **at = &b->uses;
         while (*at && (*at)->stream != use->stream) at = &(*at)->next;

@@ -430,7 +430,7 @@ void ta_arena_add_chunk(ta_arena *arena, ta_chunk *c, uint64_t tick)
     ta_block *b = new_block(arena, c, c->addr, c->size);
     b->state = TA_HELD;
     c->first = b;
-    c->arena = arena;
+    atomic_store_explicit(&c->arena, arena, memory_order_release);
     c->prev = NULL;
     c->next = arena->chunks;
     if (c->next) c->next->prev = c;
@@ -458,7 +458,7 @@ void ta_arena_drop_chunk(ta_arena *arena, ta_chunk *c)
     }
     *(c->prev ? &c->prev->next : &arena->chunks) = c->next;
     if (c->next) c->next->prev = c->prev;
-    c->arena = NULL;
+    atomic_store(&c->arena, NULL);
     arena->chunk_count--;
 }
 

@@ -26,13 +26,16 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
         device->spare_chunks = c;
         return NULL;
     }
-    *c = (ta_chunk){.addr = addr,
-                    .size = size,
-                    .page_bytes = page_bytes,
-                    .pages = pages,
-                    .mapped = mapped,
-                    .slots = slots,
-                    .shift = (unsigned)__builtin_ctzll(page_bytes)};
+    c->addr = addr;
+    c->size = size;
+    c->page_bytes = page_bytes;
+    c->prev = c->next = NULL;
+    c->first = NULL;
+    c->pages = pages;
+    c->mapped = mapped;
+    c->slots = slots;
+    c->mapped_count = 0;
+    c->shift = (unsigned)__builtin_ctzll(page_bytes);
     return c;
 }
 
@@ -40,7 +43,10 @@ void ta_chunk_retire(ta_device *device, ta_chunk *c)
 {
     free(c->pages);
     free(c->mapped);
-    *c = (ta_chunk){.next = device->spare_chunks};
+    c->pages = NULL;
+    c->mapped = NULL;
+    atomic_store(&c->arena, NULL);
+    c->next = device->spare_chunks;
     device->spare_chunks = c;
 }
 
@@ -97,7 +103,7 @@ static bool plain_insert(ta_allocator *a, ta_chunk *c)
     ta_lock_take(&a->plain_lock);
     if (a->plain_count == a->plain_capacity) {
         size_t capacity = a->plain_capacity ? a->plain_capacity * 2 : 64;
-        ta_chunk **more = realloc(a->plain, capacity * sizeof *more);
+        ta_chunk **more = realloc(a->plain, capacity * sizeof(void *));
         room = more != NULL;
         if (room) {
             a->plain = more;
@@ -106,8 +112,7 @@ static bool plain_insert(ta_allocator *a, ta_chunk *c)
     }
     if (room) {
         size_t at = plain_below(a, c->addr);
-        memmove(a->plain + at + 1, a->plain + at,
-                (a->plain_count - at) * sizeof *a->plain);
+        memmove(a->plain + at + 1, a->plain + at, (a->plain_count - at) * sizeof(void *));
         a->plain[at] = c;
         a->plain_count++;
     }
@@ -139,8 +144,7 @@ void ta_lookup_clear(ta_device *d, const ta_chunk *c)
     ta_lock_take(&a->plain_lock);
     size_t at = plain_below(a, c->addr);
     if (at && a->plain[at - 1] == c) {
-        memmove(a->plain + at - 1, a->plain + at,
-                (a->plain_count - at) * sizeof *a->plain);
+        memmove(a->plain + at - 1, a->plain + at, (a->plain_count - at) * sizeof(void *));
         a->plain_count--;
     }
     ta_lock_drop(&a->plain_lock);

@@ -10,7 +10,6 @@
 #include "bins.h"
 #include "calls.h"
 #include "chunk.h"
-#include "epoch.h"
 
 static ta_status grant_chunk(ta_device *d, ta_chunk *c)
 {
@@ -98,6 +97,7 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
     if (ordinal < 0 || ordinal >= TA_MAX_DEVICES) return TA_INVALID;
     ta_device *d = &a->device[ordinal];
     uintptr_t saved[2];
+    ta_device_use(a);
     ta_lock_take(&a->setup);
     ta_status status = TA_OK;
     if (!atomic_load(&d->used)) {
@@ -108,8 +108,6 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
         }
         if (!status) status = meet_peers(a, d);
         if (!status) {
-            atomic_store(a->alive, 1);
-            atomic_store_explicit(&a->started, true, memory_order_release);
             if (d->plain)
                 atomic_store_explicit(&a->any_plain, true, memory_order_release);
             atomic_store_explicit(&d->used, true, memory_order_release);
@@ -121,25 +119,24 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
 }
 
 /* --- arenas ---------------------------------------------------------------------------- */
-static size_t home(const ta_arena_map *map, ta_stream stream, bool small)
+static size_t home(const ta_arena_map *map, uintptr_t key, bool small)
 {
-    uint64_t key = (uint64_t)(uintptr_t)stream * 2 + small;
-    return (size_t)(key * 0x9e3779b97f4a7c15u >> 32) & map->mask;
+    return (size_t)(((uint64_t)key * 2 + small) * 0x9e3779b97f4a7c15u >> 32) & map->mask;
 }
 
-ta_arena *ta_arena_find(const ta_device *d, ta_stream stream, bool small)
+ta_arena *ta_arena_find(const ta_device *d, uintptr_t key, bool small)
 {
     const ta_arena_map *map = atomic_load_explicit(&d->map, memory_order_acquire);
     if (!map) return NULL;
-    for (size_t i = home(map, stream, small);; i = (i + 1) & map->mask) {
+    for (size_t i = home(map, key, small);; i = (i + 1) & map->mask) {
         ta_arena *a = atomic_load_explicit(&map->slots[i], memory_order_acquire);
-        if (!a || (a->stream->handle == stream && a->small == small)) return a;
+        if (!a || (a->stream->key == key && a->small == small)) return a;
     }
 }
 
 static void map_insert(ta_arena_map *map, ta_arena *arena)
 {
-    size_t i = home(map, arena->stream->handle, arena->small);
+    size_t i = home(map, arena->stream->key, arena->small);
     while (atomic_load_explicit(&map->slots[i], memory_order_relaxed))
         i = (i + 1) & map->mask;
     atomic_store_explicit(&map->slots[i], arena, memory_order_release);
@@ -171,16 +168,14 @@ void ta_arena_map_destroy(ta_device *d)
     atomic_store(&d->map, NULL);
 }
 
-ta_arena *ta_arena_get(ta_device *d, ta_stream stream, bool small, ta_pool *pool)
+ta_arena *ta_arena_get(ta_device *d, ta_stream_state *stream, bool small, ta_pool *pool)
 {
-    ta_arena *a = pool ? NULL : ta_arena_find(d, stream, small);
+    ta_arena *a = pool ? NULL : ta_arena_find(d, stream->key, small);
     for (ta_arena *p = d->arenas; pool && p && !a; p = p->next)
-        if (atomic_load(&p->pool) == pool && p->stream->handle == stream &&
-            p->small == small)
+        if (atomic_load(&p->pool) == pool && p->stream == stream && p->small == small)
             a = p;
     if (a) return a;
-    ta_stream_state *state = ta_stream_get(d, stream);
-    if (!state || (!pool && !map_reserve(d))) return NULL;
+    if (!pool && !map_reserve(d)) return NULL;
     if ((a = d->spare_arenas))
         d->spare_arenas = a->next;
     else if ((a = calloc(1, sizeof *a))) {
@@ -191,7 +186,7 @@ ta_arena *ta_arena_get(ta_device *d, ta_stream stream, bool small, ta_pool *pool
     } else
         return NULL;
     ta_lock_take(&a->lock); /* a stray address may be looking at it */
-    a->stream = state;
+    a->stream = stream;
     a->small = small;
     a->orphan = false;
     atomic_store(&a->pool, pool);

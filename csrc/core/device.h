@@ -12,12 +12,22 @@ static inline ta_device *ta_device_if_used(ta_allocator *a, int ordinal)
     ta_device *d = &a->device[ordinal];
     return atomic_load_explicit(&d->used, memory_order_acquire) ? d : NULL;
 }
-/* The ordinary arena, if it exists. No lock needed. */
-ta_arena *ta_arena_find(const ta_device *device, ta_stream stream, bool small);
+/* The ordinary arena of the stream with this key, if it exists. No lock needed. */
+ta_arena *ta_arena_find(const ta_device *device, uintptr_t key, bool small);
 /* Made if it does not exist; of `pool` where there is one. `pages` held. NULL: no host
  * memory. */
-ta_arena *ta_arena_get(ta_device *device, ta_stream stream, bool small, ta_pool *pool);
+ta_arena *ta_arena_get(ta_device *device, ta_stream_state *stream, bool small,
+                       ta_pool *pool);
 void ta_arena_map_destroy(ta_device *device);
+
+/* Comes before whatever may make a context, and before `setup` is taken: a child forked at
+ * any moment after it is known as one. `alive` is first: this process is never taken for a
+ * child, and one forked between the two finds nothing locked and no context. */
+static inline void ta_device_use(ta_allocator *a)
+{
+    atomic_store(a->alive, 1);
+    atomic_store(&a->started, true);
+}
 
 /* Brackets driver calls: the device's context is current in between. */
 static inline ta_status ta_enter(ta_device *d, uintptr_t saved[2])

@@ -18,20 +18,60 @@
 
 static bool default_stream(ta_stream stream) { return (uintptr_t)stream <= 1; }
 
-ta_stream_state *ta_stream_get(ta_device *d, ta_stream handle)
+uintptr_t ta_thread_key(void)
 {
-    for (ta_stream_state *s = d->streams; s; s = s->next)
-        if (s->handle == handle) return s;
-    ta_stream_state *s = calloc(1, sizeof *s);
-    if (!s) return NULL;
-    ta_allocator *a = d->allocator;
-    s->handle = handle;
-    s->owned = default_stream(handle) ||
-               (a->owner && a->owner(a->owner_context, d->ordinal, handle));
-    s->next = d->streams;
-    d->streams = s;
+    static atomic_uintptr_t threads;
+    static _Thread_local uintptr_t mine;
+    if (!mine) mine = 2 * atomic_fetch_add(&threads, 1) + 3;
+    return mine;
+}
+
+static ta_stream_state *find(const ta_device *d, uintptr_t key)
+{
+    ta_stream_state *s = d->streams;
+    while (s && s->key != key) s = s->next;
     return s;
 }
+
+/* The per-thread stream ends with its thread, whoever says otherwise. */
+static bool ask_owner(ta_device *d, ta_stream handle)
+{
+    ta_allocator *a = d->allocator;
+    if (default_stream(handle)) return true;
+    if ((uintptr_t)handle == TA_PER_THREAD) return false;
+    ta_lock_take(&a->setup);
+    ta_stream_owner *owner = a->owner;
+    void *context = a->owner_context;
+    ta_lock_drop(&a->setup);
+    return owner && owner(context, d->ordinal, handle);
+}
+
+ta_stream_state *ta_stream_meet(ta_device *d, ta_stream handle)
+{
+    uintptr_t key = ta_stream_key(handle);
+    ta_lock_take(&d->pages);
+    ta_stream_state *s = find(d, key);
+    ta_lock_drop(&d->pages);
+    if (s) return s; /* states stay until the device's end */
+    bool owned = ask_owner(d, handle);
+    ta_stream_state *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    made->handle = handle;
+    made->key = key;
+    made->owned = owned;
+    ta_lock_take(&d->pages);
+    s = find(d, key); /* another thread may have met it meanwhile */
+    if (!s) {
+        made->next = d->streams;
+        d->streams = s = made;
+    }
+    ta_lock_drop(&d->pages);
+    if (s != made) free(made);
+    return s;
+}
+
+/* The calling thread can name it. */
+static bool ours(const ta_stream_state *s) { return ta_stream_key(s->handle) == s->key; }
 
 static void spare_mark(ta_device *d, ta_mark_event *m)
 {
@@ -58,6 +98,7 @@ void ta_stream_poll(ta_device *d, ta_stream_state *s)
 ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
 {
     if (s->marked > tick) return TA_OK;
+    if (!ours(s)) return TA_UNSUPPORTED;
     bool move = s->marks >= MARKS_MAX && !s->last->waiters;
     ta_mark_event *m = move ? s->last : d->spare_marks;
     if (!m && !(m = calloc(1, sizeof *m))) return TA_NO_HOST_MEMORY;
@@ -94,6 +135,7 @@ static bool device_waitable(ta_device *d)
     for (ta_stream_state *s = d->streams; s; s = s->next) {
         bool capturing = false;
         if (!s->owned && !s->capturing) continue; /* it may be gone */
+        if (!ours(s)) return false;               /* nobody but its thread can tell */
         if (driver->is_capturing(driver->self, d->ordinal, s->handle, &capturing)) {
             if (s->owned) return false;
             s->capturing = false; /* it is gone */

@@ -5,12 +5,26 @@
 
 #include "types.h"
 
-/* The device's state of a stream, made at its first sight; NULL: no host memory. */
-ta_stream_state *ta_stream_get(ta_device *device, ta_stream stream);
+/* What tells streams apart. The per-thread default stream, handle 2, is another stream in
+ * every thread: work of one thread is not ordered after another's, so they share no memory,
+ * and only its own thread can mark it. Keys of threads are odd, which handles are not, and
+ * never given twice: a new thread's stream is not ordered after that of one that ended. */
+#define TA_PER_THREAD 2u
+uintptr_t ta_thread_key(void); /* needs no lock */
+static inline uintptr_t ta_stream_key(ta_stream stream)
+{
+    uintptr_t value = (uintptr_t)stream;
+    return __builtin_expect(value == TA_PER_THREAD, 0) ? ta_thread_key() : value;
+}
+/* The device's state of the thread's stream, made at its first sight, when its owner is
+ * asked: a function of others that may throw. So no lock may be held, nothing may be
+ * entered, and nothing be there to undo. Takes `pages`. NULL: no host memory. */
+ta_stream_state *ta_stream_meet(ta_device *device, ta_stream stream);
 /* Looks which marks the stream has passed since. */
 void ta_stream_poll(ta_device *device, ta_stream_state *stream);
 /* Marks the stream's present point, unless a mark is newer than `tick` already.
- * TA_NOT_READY while the stream is being captured. For frees: the stream must exist. */
+ * TA_NOT_READY while the stream is being captured, TA_UNSUPPORTED where it is another
+ * thread's. For frees: the stream must exist. */
 ta_status ta_stream_mark(ta_device *device, ta_stream_state *stream, uint64_t tick);
 /* The same at any later time, where the free could not. Streams of others may be gone by
  * then and are not named: TA_UNSUPPORTED, and only the device can be waited for. */

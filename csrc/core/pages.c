@@ -21,6 +21,9 @@
 
 #define GROW_UNTIL 1.02 /* see ta_config */
 #define WAIT_ABOVE 1.02
+#define PAID 4                  /* moves that earn a page */
+#define EARNED_MOST 0.02        /* of the live peak */
+#define EARNED_LEAST 67108864.0 /* bytes that small programs may earn all the same */
 
 /* Pages in hand, not mapped yet. */
 typedef struct ta_hand {
@@ -172,6 +175,17 @@ static uint64_t live_peak(ta_device *d, uint64_t more)
     return peak;
 }
 
+/* What may be reserved before idle pages are taken. A move recurs, a page is bought once: so
+ * every PAID moves earn the device one page beyond the policy's, up to a bound. Thus a loop
+ * that repeats itself soon moves nothing, and one that never does wastes little. */
+static uint64_t allowed(ta_device *d, double slack, uint64_t peak)
+{
+    double bound = (double)peak * EARNED_MOST;
+    if (bound < EARNED_LEAST) bound = EARNED_LEAST;
+    double earned = (double)(d->moves / PAID * d->page_bytes);
+    return (uint64_t)((double)peak * slack + (earned < bound ? earned : bound));
+}
+
 static ta_status make_page(ta_device *d, ta_hand *hand)
 {
     ta_handle page;
@@ -220,7 +234,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
         uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
-        if (may_grow && (double)after <= grow * (double)peak) {
+        if (may_grow && after <= allowed(d, grow, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
@@ -235,13 +249,14 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
             hand->count += got;
+            d->moves += got;
             ta_spin_take(&d->counting);
             d->stats.page_moves += got;
             ta_spin_drop(&d->counting);
             continue;
         }
         if (status) return status;
-        if (may_grow && (double)after <= above * (double)peak) {
+        if (may_grow && after <= allowed(d, above, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
@@ -402,7 +417,7 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
     }
     if (d->plain) {
         do {
-            status = ta_plain_give_back(d, keep, wait, released);
+            status = ta_plain_give_back(d, keep, wait, start, released);
             if (status || !wait || ta_reserved(d) <= keep) break;
             status = wait_pending(d, start);
         } while (!status);

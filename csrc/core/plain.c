@@ -73,7 +73,8 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
     return TA_OK;
 }
 
-ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *released)
+ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t before,
+                             uint64_t *released)
 {
     ta_status status = TA_OK;
     while (!status && ta_reserved(d) > keep) {
@@ -84,7 +85,7 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         ta_stream_poll(d, stream);
         if (stream->passed > idle.tick)
             status = release(d, &idle, released);
-        else if (wait)
+        else if (wait && idle.tick < before)
             status = ta_stream_wait(d, stream, idle.tick);
         else
             break;

@@ -10,8 +10,8 @@
 ta_status ta_plain_add(ta_device *device, ta_arena *arena, uint64_t bytes,
                        uint64_t *short_by);
 /* Gives ranges back that hold no block until `keep` bytes are reserved; with `wait` also
- * those that streams still use. */
-ta_status ta_plain_give_back(ta_device *device, uint64_t keep, bool wait,
+ * those that streams still use, if they were left before tick `before`. */
+ta_status ta_plain_give_back(ta_device *device, uint64_t keep, bool wait, uint64_t before,
                              uint64_t *released);
 
 #endif

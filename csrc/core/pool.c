@@ -78,12 +78,36 @@ ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context
             *context = open->context;
             free(open);
         } else {
+            open->pool = NULL; /* should the call come back, it is too late */
             open->next = d->lost;
             d->lost = open;
         }
     }
     ta_lock_drop(&d->pages);
     return open ? TA_OK : TA_INVALID;
+}
+
+/* It takes requests, or one is under way. */
+static bool in_use(const ta_device *d, const ta_pool *p)
+{
+    const ta_open_pool *o = d->open;
+    while (o && o->pool != p) o = o->next;
+    return o || p->users;
+}
+
+static bool has_memory(const ta_device *d, const ta_pool *p)
+{
+    const ta_arena *a = d->arenas;
+    while (a && atomic_load(&a->pool) != p) a = a->next;
+    return a != NULL;
+}
+
+static void forget(ta_device *d, ta_pool *p)
+{
+    ta_pool **at = &d->pools;
+    while (*at != p) at = &(*at)->next;
+    *at = p->next;
+    free(p);
 }
 
 ta_status ta_pool_release(ta_allocator *a, int device, ta_pool_id id)
@@ -94,7 +118,10 @@ ta_status ta_pool_release(ta_allocator *a, int device, ta_pool_id id)
     ta_lock_take(&d->pages);
     ta_pool *p = find(d, id);
     bool known = p && p->releases < p->begins;
-    if (known && ++p->releases == p->begins) p->released_at = atomic_load(&d->tick);
+    if (known && ++p->releases == p->begins) {
+        p->released_at = atomic_load(&d->tick);
+        if (!in_use(d, p) && !has_memory(d, p)) forget(d, p);
+    }
     ta_lock_drop(&d->pages);
     return known ? TA_OK : TA_INVALID;
 }
@@ -103,16 +130,17 @@ ta_pool *ta_pool_for(ta_device *d, ta_stream stream)
 {
     ta_open_pool *open[TA_OPEN_POOLS];
     ta_pool *found = NULL;
-    int count = 0;
+    int count = 0, which = -1;
     ta_lock_take(&d->pages);
     for (ta_open_pool *o = d->open; o; o = o->next) {
         o->calls++;
         open[count++] = o;
     }
     ta_lock_drop(&d->pages);
-    for (int i = 0; i < count && !found; i++)
-        if (open[i]->filter(open[i]->context, stream)) found = open[i]->pool;
+    for (int i = 0; i < count && which < 0; i++)
+        if (open[i]->filter(open[i]->context, stream)) which = i;
     ta_lock_take(&d->pages);
+    if (which >= 0) found = open[which]->pool;
     for (int i = 0; i < count; i++) open[i]->calls--;
     if (found) found->users++;
     pthread_cond_broadcast(&d->pool_idle);
@@ -122,21 +150,17 @@ ta_pool *ta_pool_for(ta_device *d, ta_stream stream)
 
 void ta_pools_retire(ta_device *d)
 {
-    for (ta_pool **at = &d->pools, *p; (p = *at);) {
-        bool open = false;
-        for (const ta_open_pool *o = d->open; o; o = o->next) open |= o->pool == p;
-        if (open || p->users || p->begins != p->releases ||
-            p->released_at >= d->device_passed) {
-            at = &p->next;
+    for (ta_pool *p = d->pools, *next; p; p = next) {
+        next = p->next;
+        if (in_use(d, p) || p->begins != p->releases ||
+            p->released_at >= d->device_passed)
             continue;
-        }
         for (ta_arena *a = d->arenas; a; a = a->next)
             if (atomic_load(&a->pool) == p) {
                 a->orphan = true;
                 atomic_store(&a->pool, NULL);
             }
-        *at = p->next;
-        free(p);
+        forget(d, p);
     }
 }
 

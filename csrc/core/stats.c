@@ -13,11 +13,13 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     if (!d) return TA_INVALID;
     ta_limit_source source;
     uint64_t idle = 0, partly = 0, arenas = 0, streams = 0, holes[3] = {0};
+    uint64_t pooled = 0;
     ta_lock_take(&d->pages);
     for (ta_arena *arena = d->arenas; arena; arena = arena->next, arenas++) {
         ta_lock_take(&arena->lock);
         idle += arena->idle * arena->page_bytes;
         partly += ta_arena_partly_used(arena);
+        pooled += arena->pool != NULL;
         holes[arena->small ? TA_POOL_SMALL : TA_POOL_LARGE] += arena->bins.count;
         ta_lock_drop(&arena->lock);
     }
@@ -36,6 +38,7 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     stats->partly_used = partly;
     stats->arenas = arenas;
     stats->streams = streams;
+    stats->pool_arenas = pooled;
     for (int kind = TA_POOL_SMALL; kind <= TA_POOL_LARGE; kind++) {
         stats->holes[kind] = holes[kind];
         stats->holes[TA_POOL_ALL] += holes[kind];
@@ -96,6 +99,7 @@ ta_status ta_device_memory(ta_allocator *a, int device, uint64_t *free_bytes,
     uintptr_t saved[2];
     *free_bytes = *total = 0;
     if (ta_forked(a)) return TA_FORKED;
+    ta_device_use(a); /* it makes a context, too */
     ta_status status = a->driver->enter(a->driver->self, device, saved);
     if (status) return status;
     status = a->driver->mem_info(a->driver->self, device, free_bytes, total);

@@ -85,7 +85,7 @@ struct ta_hole {
 /* pages[i] != 0  <=>  bit i of mapped is set;  mapped_count = set bits. */
 struct ta_chunk {
     uint64_t addr, size, page_bytes;
-    ta_arena *arena; /* NULL while the structure is spare */
+    _Atomic(ta_arena *) arena; /* NULL while spare; stray frees read it with no lock */
     ta_chunk *prev, *next;
     ta_block *first;
     ta_handle *pages;
@@ -160,6 +160,7 @@ typedef struct ta_mark_event {
 struct ta_stream_state {
     ta_stream_state *next;
     ta_stream handle;
+    uintptr_t key; /* ta_stream_key(handle), of the thread that it is of */
     bool owned;
     bool capturing;  /* it was when last marked */
     bool foreign;    /* it could not be marked: perhaps it is another device's */
@@ -221,6 +222,7 @@ struct ta_device {
     _Atomic uint64_t tick;
     uint64_t device_passed; /* what was released before this tick no replay uses */
     ta_ready ready;
+    uint64_t moves; /* of pages, since memory was last given back */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
@@ -236,9 +238,9 @@ struct ta_device {
 struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
-    /* 1 from the first device's use on, but 0 in a forked child */
+    /* 1 from just before the first device's use on, but 0 in a forked child */
     _Atomic unsigned char *alive;
-    atomic_bool started;         /* a device was used: here, or before a fork */
+    atomic_bool started;         /* a device's use began: here, or before a fork */
     _Atomic(ta_chunk *) *lookup; /* by address / TA_LOOKUP_BYTES */
     atomic_bool any_plain;       /* some device has no VMM */
     ta_lock plain_lock;          /* guards the next three */
@@ -249,14 +251,13 @@ struct ta_allocator {
         _Atomic(ta_observer *) observer;
         void *context;
     } observer
-        [TA_OBSERVERS]; /* read under an arena's lock; removed, then all are taken */
-    ta_lock setup;      /* a device's first use */
-    ta_stream_owner *owner;
+        [TA_OBSERVERS];     /* read under an arena's lock; removed, then all are taken */
+    ta_lock setup;          /* a device's first use */
+    ta_stream_owner *owner; /* guarded by setup, with its context */
     void *owner_context;
     ta_device device[TA_MAX_DEVICES];
 };
 
-#define TA_OPEN_POOLS 16 /* captures under way on a device at once */
 /* Chunks start and end on multiples of this. */
 #define TA_LOOKUP_SHIFT 28
 #define TA_LOOKUP_BYTES ((uint64_t)1 << TA_LOOKUP_SHIFT)

@@ -103,7 +103,10 @@ TA_API ta_status ta_alloc(ta_allocator *allocator, size_t size, int device,
 /* NULL does nothing. TA_INVALID for an address that is not a live block. */
 TA_API ta_status ta_free(ta_allocator *allocator, void *ptr);
 /* `stream` uses the block too: after its free the bytes wait for what is then queued there.
- * Any address inside a block will do. */
+ * Any address inside a block will do. `stream` is taken as one of the block's device; one of
+ * another device is waited for by way of that whole device. But the handles 0, 1 and 2 always
+ * name the block's device's: for work on the default stream of another device, wait for it
+ * before the free. */
 TA_API ta_status ta_record_stream(ta_allocator *allocator, void *ptr, ta_stream stream);
 /* Start and size of the block that holds `ptr`. */
 TA_API ta_status ta_base_address(ta_allocator *allocator, const void *ptr, void **base,
@@ -119,7 +122,8 @@ TA_API ta_status ta_trim(ta_allocator *allocator, int device, uint64_t *released
 /* --- CUDA graph pools ---------------------------------------------------------------- */
 /* From begin to end, blocks on the device whose stream the filter accepts belong to the pool
  * `id`. The filter is called from ta_alloc with no lock held. One open pool a device and
- * thread of control, the newest first. */
+ * thread of control, the newest first; at most TA_OPEN_POOLS on a device, then TA_INVALID. */
+#define TA_OPEN_POOLS 16
 typedef struct ta_pool_id {
     uint64_t a, b;
 } ta_pool_id;
@@ -135,9 +139,11 @@ TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
 TA_API ta_status ta_pool_release(ta_allocator *allocator, int device, ta_pool_id id);
 
 /* --- streams ------------------------------------------------------------------------- */
-/* Who owns streams: called once for each stream first seen, with a lock held. A stream that
- * `owned` refuses may be destroyed by others at any time, so a point in it is recorded at
- * every free. Until set, only the default streams 0 and 1 count as owned. */
+/* Who owns streams: asked by ta_alloc and ta_record_stream for a stream first seen, with no
+ * lock held: it may throw. A stream that `owned` refuses may be destroyed by others at any
+ * time, so a point in it is recorded at every free. Until set, only the default streams 0 and
+ * 1 count as owned. The per-thread default stream, handle 2, never does: it is another stream
+ * in each thread, with memory of its own. */
 typedef bool ta_stream_owner(void *context, int device, ta_stream stream);
 TA_API ta_status ta_set_stream_owner(ta_allocator *allocator, ta_stream_owner *owned,
                                      void *context);
@@ -195,6 +201,7 @@ typedef struct ta_stats {
     uint64_t calls_reserve, calls_create, calls_release, calls_map, calls_unmap,
         calls_access, calls_event; /* driver calls, by kind; a range counts once */
     uint64_t arenas, streams;
+    uint64_t pool_arenas; /* of the arenas: those of graph pools */
     uint64_t holes[3]; /* free pieces between blocks, by kind, with or without pages */
 } ta_stats;
 /* TA_INVALID for a device never used: *stats is then all zero, limits included. */

@@ -73,6 +73,7 @@ static bool put_stats(PyObject *dict, const ta_stats *s)
            COUNT(slow_allocs) && COUNT(calls_reserve) && COUNT(calls_create) &&
            COUNT(calls_release) && COUNT(calls_map) && COUNT(calls_unmap) &&
            COUNT(calls_access) && COUNT(calls_event) && COUNT(arenas) && COUNT(streams) &&
+           COUNT(pool_arenas) &&
            ta_put(dict, "holes",
                   Py_BuildValue("(KKK)", (unsigned long long)s->holes[TA_POOL_ALL],
                                 (unsigned long long)s->holes[TA_POOL_SMALL],

@@ -35,12 +35,7 @@ enum { /* cudnnBackendAttributeName_t */
     PLAN_WORKSPACE = 402,
     PLAN_JSON = 405,
     PLAN_DEVICE = 407,
-    FORWARD_FILTER = 703,
-    DATA_FILTER = 709,
-    FILTER_FILTER = 715,
-    GRAPH_OPERATIONS = 801,
     GRAPH_ENGINES = 802,
-    TENSOR_DIMENSIONS = 902,
     ENGINE_GRAPH = 1300,
     ENGINE_INDEX = 1301,
     ENGINE_BEHAVIOR = 1305,
@@ -54,15 +49,9 @@ enum { /* cudnnBackendDescriptorType_t */
     CONFIG = 3,
     HEURISTIC = 4,
     PLAN = 5,
-    FORWARD = 10, /* convolution, and its two gradients */
-    FILTER = 11,
-    DATA = 12,
     VARIANT_PACK = 16,
     DEVICE = 38
 };
-/* Channels; and how many of a thin convolution's list are told: PyTorch times ten candidates
- * in all. */
-enum { THIN = 4, THIN_LIST = 8 };
 enum { MODE_FALLBACK = 2, RUNTIME_COMPILATION = 0 };
 
 typedef struct attribute {
@@ -320,39 +309,15 @@ static int fill_config(const descriptor *heuristic, descriptor *config) {
     return result;
 }
 
-/* An operand of the convolution that a heuristic is about, as its dimensions: NULL where the
- * graph is another. */
-static const int64_t *filter_of(const descriptor *heuristic, int *kind) {
-    const attribute *a = find(heuristic, HEURISTIC_GRAPH);
-    a = a && a->count == 1 ? find(*(descriptor **)a->data, GRAPH_OPERATIONS) : NULL;
-    const descriptor *operation = a && a->count == 1 ? *(descriptor **)a->data : NULL;
-    if (!operation) return NULL;
-    *kind = operation->type;
-    a = find(operation, *kind == FORWARD ? FORWARD_FILTER
-                        : *kind == DATA  ? DATA_FILTER
-                                         : FILTER_FILTER);
-    a = a && a->count == 1 ? find(*(descriptor **)a->data, TENSOR_DIMENSIONS) : NULL;
-    return a && a->type == TYPE_INT64 && a->count >= 3 ? a->data : NULL;
-}
-
-/* Sums over a handful of channels keep tensor cores idle, and bringing the other operand into
- * their layout costs more than the sum. */
-static bool thin(const descriptor *heuristic) {
-    int kind = 0;
-    const int64_t *dims = filter_of(heuristic, &kind);
-    return dims && ((kind == FORWARD && dims[1] <= THIN) || (kind == DATA && dims[0] <= THIN));
-}
-
 /* What a heuristic found in the real library. */
 static int list_twin(const descriptor *d, int64_t wanted, int64_t *count,
                      descriptor *const *configs) {
     int64_t given = 0;
     int result =
         get_twin(d, HEURISTIC_RESULTS, TYPE_DESCRIPTOR, wanted, &given, (void *)configs);
-    int first = !is_fallback(d) ? 0 : thin(d) ? -10 : 1000;
+    int first = is_fallback(d) ? 1000 : 0;
     for (int64_t i = 0; configs && i < given && i < wanted; i++)
         configs[i]->rank = first + (int)i;
-    if (!is_fallback(d) && given > THIN_LIST && thin(d)) given = THIN_LIST;
     if (count) *count = given;
     return result;
 }
@@ -436,7 +401,7 @@ TA_EXPORT int cudnnBackendExecute(const ta_sc_handle *handle, const descriptor *
     int device;
     if (!handle || !plan || !pack) return DNN_BAD;
     if (!m || !ta_sc_stream_device(handle->stream, &device)) return DNN_FAILED;
-    double us = 50.0 * (11 + plan->rank);
+    double us = 50.0 * (1 + plan->rank);
     return ta_sim_launch(m->sim, device, handle->stream, NULL, 0, us) == TA_OK ? DNN_OK
                                                                                : DNN_FAILED;
 }

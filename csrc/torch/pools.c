@@ -13,6 +13,9 @@
 #include "process.h"
 #include "torch.h"
 
+#define TEXT(x) #x
+#define NUMBER(x) TEXT(x)
+
 enum { CLONE = 2, DESTROY = 3 }; /* operations of the manager */
 
 typedef struct cxx_function {
@@ -36,12 +39,20 @@ static void destroy(cxx_function *filter)
     free(filter);
 }
 
-static void refuse(const char *what, int device, ta_status status)
+static void refuse(const char *what, int device, const char *why)
 {
     char text[256];
     snprintf(text, sizeof text, "torcharena: %s of a CUDA graph's pool on GPU %d: %s",
-             what, device, ta_status_text(status));
+             what, device, why);
     ta_throw_error(text);
+}
+
+static const char *why_not_begun(ta_status status)
+{
+    static const char full[] =
+        "at most " NUMBER(TA_OPEN_POOLS) " captures and MemPools can be in use at once; "
+                                         "end one first";
+    return status == TA_INVALID ? full : ta_status_text(status);
 }
 
 /* A status that the process's end or a fork explains: nothing to report. */
@@ -56,7 +67,7 @@ void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter)
     if (allocator == NULL) return;
     cxx_function *clone = calloc(1, sizeof *clone);
     if (clone == NULL) {
-        refuse("the beginning", device, TA_NO_HOST_MEMORY);
+        refuse("the beginning", device, ta_status_text(TA_NO_HOST_MEMORY));
         return;
     }
     const cxx_function *original = filter;
@@ -69,7 +80,7 @@ void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter)
     ta_status status = ta_pool_begin(allocator, device, pool, accept, clone);
     if (status == TA_OK) return;
     destroy(clone);
-    refuse("the beginning", device, status);
+    refuse("the beginning", device, why_not_begun(status));
 }
 
 void ta_torch_pool_end(int device, ta_mempool_id id)
@@ -80,7 +91,7 @@ void ta_torch_pool_end(int device, ta_mempool_id id)
     ta_pool_id pool = {id.a, id.b};
     ta_status status = ta_pool_end(allocator, device, pool, &context);
     destroy(context);
-    if (!excused(status)) refuse("the end", device, status);
+    if (!excused(status)) refuse("the end", device, ta_status_text(status));
 }
 
 void ta_torch_pool_release(int device, ta_mempool_id id)
@@ -89,8 +100,9 @@ void ta_torch_pool_release(int device, ta_mempool_id id)
     if (allocator == NULL) return;
     ta_pool_id pool = {id.a, id.b};
     ta_status status = ta_pool_release(allocator, device, pool);
-    /* Called by destructors, out of which nothing may be thrown. */
-    if (!excused(status))
+    /* Called by destructors, out of which nothing may be thrown: also by that of a MemPool
+     * that was never begun, of which we know nothing. */
+    if (!excused(status) && status != TA_INVALID)
         ta_say("a CUDA graph's pool on GPU %d could not be released: %s", device,
                ta_status_text(status));
 }

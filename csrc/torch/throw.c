@@ -10,6 +10,7 @@
  * c10::OutOfMemoryError adds nothing to c10::Error but its type, so an Error is constructed
  * and given the other's vtable, whose first entry is the destructor. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -74,15 +75,19 @@ static void find_all(void)
 #undef NEED
 }
 
-/* Looked for anew until torch is there: the library may be loaded before it. */
+/* Looked for anew until torch is there: the library may be loaded before it. Once all is
+ * found no lock is taken: a forked child, where another thread may have held it, gets its
+ * error. */
 static bool ready(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static bool complete;
+    static atomic_bool complete;
+    if (atomic_load_explicit(&complete, memory_order_acquire)) return true;
     pthread_mutex_lock(&lock);
-    if (!complete) {
+    if (!atomic_load_explicit(&complete, memory_order_relaxed)) {
         find_all();
-        complete = cxx.missing == NULL && cxx.check_fail != NULL;
+        atomic_store_explicit(&complete, cxx.missing == NULL && cxx.check_fail != NULL,
+                              memory_order_release);
     }
     bool found = cxx.missing == NULL;
     pthread_mutex_unlock(&lock);

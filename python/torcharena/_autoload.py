@@ -16,10 +16,20 @@ def load() -> None:
     it that no setting is silently without effect. Raises where one cannot take effect."""
     if not any(variable.startswith(settings.PREFIX) for variable in os.environ):
         return
-    if settings.on():
+    try:
+        wanted = settings.on()
+    except ValueError as error:
+        atexit.register(_say_refused, str(error))
+        raise
+    if wanted:
         from .installing import enable_from_environment
 
-        enable_from_environment()
+        try:
+            enable_from_environment()
+        except (ValueError, RuntimeError, ImportError) as error:
+            # torch's own error, which comes last, names neither the reason nor the remedy.
+            atexit.register(_say_refused, str(error))
+            raise
         return
     if strangers := settings.unknown():
         from .loading import warn
@@ -27,6 +37,15 @@ def load() -> None:
         warn(f"torcharena: unknown setting {', '.join(strangers)}", stacklevel=4)
     if "TORCHARENA_ENABLE" not in os.environ:
         atexit.register(_say_unused)
+
+
+def _say_refused(reason: str) -> None:
+    """At exit, after any traceback: why the arena that was asked for is not there."""
+    from .loading import speaks_for_node
+    from .state import enabled
+
+    if speaks_for_node() and not enabled():
+        print(f"torcharena: not enabled: {reason}", file=sys.stderr)
 
 
 def _say_unused() -> None:

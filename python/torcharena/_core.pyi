@@ -64,8 +64,9 @@ class Stats(TypedDict):
     calls_event: int
     arenas: int
     streams: int
+    pool_arenas: int  # of the arenas: those of graph pools
     mapped: Kinds
-    holes: tuple[int, int, int]
+    holes: tuple[int, int, int]  # free pieces: all, small, large
 
 class Block(TypedDict):
     address: int

@@ -122,7 +122,7 @@ def _size(text: str) -> sizes.Size | None:
     try:
         return sizes.parse(text, in_code=False)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("size=")) from None
 
 
 def _ratio(text: str) -> float:
@@ -219,7 +219,10 @@ def _replay(options: argparse.Namespace) -> int:
         try:
             (row,) = traces.replay(file, limit=limit, limit_ratio=options.limit_ratio)
         except (OSError, ValueError, RuntimeError) as error:
-            print(f"torcharena: {error}", file=sys.stderr)
+            said = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                said = f"{file}: {error.strerror}"
+            print(f"torcharena: {said}", file=sys.stderr)
             failed = True
             continue
         rows.append(row)

@@ -103,6 +103,9 @@ def _library(report: Report) -> Any:
 
 
 def _torch(report: Report, library: Any) -> None:
+    # No backend is loaded with it: this command looks at the environment itself.
+    before = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     try:
         import torch
     except ImportError:
@@ -111,6 +114,11 @@ def _torch(report: Report, library: Any) -> None:
     except Exception as error:  # a broken torch is a finding, whatever it raises
         report.add("torch", "bad", f"does not import: {error}")
         return
+    finally:
+        if before is None:
+            del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+        else:
+            os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = before
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     report.facts["torch"] = torch.__version__
     cuda = torch.version.cuda

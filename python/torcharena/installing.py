@@ -41,6 +41,7 @@ def enable(
     strict: bool | None = None,
     record: str | os.PathLike[str] | None = None,
     page: SizeLike = None,
+    slack: float | None = None,
     spill: SizeLike = None,
 ) -> None:
     """Makes the arena PyTorch's CUDA allocator. To be called before CUDA is first used.
@@ -52,6 +53,8 @@ def enable(
     strict: a cap that another clamps is an error, not a warning.
     record: a file for the trace of every allocation, see `record`.
     page: bytes of a page, a multiple of 2 MiB; None: 4 MiB.
+    slack: reserved over live peak at which idle pages are reused before new ones are made,
+        1.0 or more. Less holds less memory and moves more pages; None: 1.02.
     spill: not in this version.
 
     What is left out comes from the environment (see `settings`). A second call with the
@@ -68,6 +71,7 @@ def enable(
         "strict": strict,
         "record": None if record is None else os.fspath(record),
         "page": settings.page_bytes(sizes.parse(page, name="page")) or None,
+        "slack": settings.slack_ratio(slack) or None,
     }
     with state.lock:
         _enable(asked, settings.from_environment())
@@ -96,6 +100,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         allocator=allocator,
         fallback=bool(merged["fallback"]),
         page=int(merged["page"]),
+        slack=float(merged["slack"]),
         strict=bool(merged["strict"]),
         asked=asked,
         waiting=state.Waiting(int(merged["page"])),
@@ -138,9 +143,11 @@ def _again(asked: dict[str, Any] | None, merged: dict[str, Any]) -> None:
             "torcharena.enable() in a forked child of a process that has it: the child "
             "cannot use the parent's CUDA memory; start it with the spawn method"
         )
-    same = (bool(merged["fallback"]), int(merged["page"])) == (
-        state.current.fallback,
-        state.current.page,
+    now = state.current
+    same = (bool(merged["fallback"]), int(merged["page"]), float(merged["slack"])) == (
+        now.fallback,
+        now.page,
+        now.slack,
     )
     if state.current.asked is not None or not same:
         raise RuntimeError(
@@ -160,7 +167,12 @@ def _again(asked: dict[str, Any] | None, merged: dict[str, Any]) -> None:
 
 def _spoken(asked: dict[str, Any] | None) -> str:
     if asked is None:
-        return f"the environment's settings (fallback={state.current.fallback}, page={state.current.page})"
+        now = state.current
+        return (
+            f"the environment's settings (fallback={now.fallback}, "
+            f"page={now.page or state.DEFAULT_PAGE}"
+            + (f", slack={now.slack:g})" if now.slack else ")")
+        )
     said = ", ".join(
         f"{name}={str(value)!r}" if isinstance(value, sizes.Size) else f"{name}={value!r}"
         for name, value in asked.items()
@@ -271,7 +283,8 @@ def _cuda_is_up() -> None:
     with state.lock:
         _refuse_unfit(library.probe(0), now.fallback)
         if not library.created():
-            library.create(now.fallback, now.page)
+            # One ratio for both: reused up to it if passed, waited for above it.
+            library.create(now.fallback, now.page, now.slack, now.slack)
             now.waiting.hand_over(library)
         now.creator, now.cuda_is_up = os.getpid(), True
         caps.put_waiting()

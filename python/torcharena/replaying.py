@@ -10,29 +10,48 @@ from .sizes import format_size
 
 __all__ = ["table"]
 
+_WIDEST = 20  # of a name, so that a row stays within 80 columns
+
 
 def _name(path: str) -> str:
     name = os.path.basename(path)
     for suffix in (".xz", ".gz", ".trace"):
         name = name.removesuffix(suffix)
-    return name
+    return name if len(name) <= _WIDEST else name[: _WIDEST - 1] + "…"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for people."""
-    names = [_name(row["trace"]) for row in rows]
-    width = max(len(name) for name in ["trace", *names])
+    """The rows for people, at most 80 columns. Moves, waits and the driver's time are a
+    step's, median and most, over the later half of the steps; where none was
+    whole (mark ``step``), of all that ran."""
+    width = max(len(_name(row["trace"])) for row in [{"trace": "trace"}, *rows])
     lines = [
-        f"{'trace':<{width}} {'events':>10} {'requested':>12} {'reserved':>12} {'ratio':>7} "
-        f"{'moves':>8} {'driver calls':>13} {'driver':>10} {'events/s':>11}"
+        f"{'':<{width}} {'':>10} {'':>10} {'':>6} {'each step: median/most':>30}",
+        f"{'trace':<{width}} {'asked for':>10} {'reserved':>10} {'ratio':>6} "
+        f"{'moves':>9} {'waits':>7} {'driver ms':>12}",
     ]
-    for name, row in zip(names, rows, strict=True):
+    for row in rows:
         lines.append(
-            f"{name:<{width}} {row['events']:>10,} "
-            f"{format_size(row['peak_requested']):>12} "
-            f"{format_size(row['peak_reserved']):>12} {row['ratio']:>7.3f} "
-            f"{row['page_moves']:>8,} {row['driver_calls']:>13,} "
-            f"{row['driver_us'] / 1e3:>7.1f} ms {row['events_per_second']:>11,.0f}"
-            + ("  out of memory" if row["oom"] else "")
+            f"{_name(row['trace']):<{width}} {format_size(row['peak_requested']):>10} "
+            f"{format_size(row['peak_reserved']):>10} {row['ratio']:>6.3f} "
+            f"{_both(row, 'page_moves'):>9} {_both(row, 'waits'):>7} "
+            f"{_both(row, 'driver_us'):>12}"
         )
+        if row["oom"]:
+            lines.append(
+                f"  out of memory at event {row['oom_event']:,}, after "
+                f"{row['steps']:,} whole steps"
+            )
+    if any(not row["steps"] for row in rows):
+        lines.append("a lone number is of all that ran: no step was whole (mark `step`)")
     return "\n".join(lines)
+
+
+def _both(row: dict[str, Any], key: str) -> str:
+    if not row["steps"]:
+        return _shown(row[key], key)
+    return f"{_shown(row['step_median'][key], key)}/{_shown(row['step_max'][key], key)}"
+
+
+def _shown(value: float, key: str) -> str:
+    return f"{value / 1e3:.2f}" if key == "driver_us" else f"{value:g}"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import sizes
 
-__all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "on", "table", "unknown"]
+__all__ = ["PREFIX", "SETTINGS", "Setting", "from_environment", "markdown", "on", "table", "unknown"]
 
 PREFIX = "TORCHARENA_"
 # Belong to the simulated machine and to tests; each is read where it is used.
@@ -29,11 +30,13 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. ``read`` turns the variable's text into a value or raises ValueError."""
+    """One setting. ``read`` turns the variable's text into a value or raises ValueError;
+    ``usual`` is the default in words."""
 
     name: str
     variable: str
     default: Any
+    usual: str
     read: Callable[[str, str], Any]
     meaning: str
 
@@ -69,6 +72,25 @@ def page_bytes(value: sizes.Size | None, name: str = "page") -> int:
     return value.bytes
 
 
+def _slack(text: str, name: str) -> float:
+    try:
+        return slack_ratio(float(text), name)
+    except ValueError:
+        raise ValueError(
+            f"{name}={text!r}: no such ratio (accepted: a number from 1.0, such as 1.02)"
+        ) from None
+
+
+def slack_ratio(value: float | None, name: str = "slack") -> float:
+    """The ratio, 0.0 for the defaults. Raises ValueError: 1.0 or more, and finite."""
+    if value is None:
+        return 0.0
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not good or not 1.0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r}: a number from 1.0, such as 1.02")
+    return float(value)
+
+
 def _path(text: str, name: str) -> str:
     if not text:
         raise ValueError(
@@ -91,6 +113,7 @@ SETTINGS = (
         "enable",
         "TORCHARENA_ENABLE",
         False,
+        "0",
         _flag,
         "1: `import torch` installs the arena, with no line of code",
     ),
@@ -98,6 +121,7 @@ SETTINGS = (
         "limit",
         "TORCHARENA_LIMIT",
         None,
+        "none",
         _size,
         "the cap on each device (16GiB, 80%); the CUDA context comes on top",
     ),
@@ -105,6 +129,7 @@ SETTINGS = (
         "fallback",
         "TORCHARENA_FALLBACK",
         False,
+        "0",
         _flag,
         "1: without virtual memory management take plain driver allocations",
     ),
@@ -112,6 +137,7 @@ SETTINGS = (
         "strict",
         "TORCHARENA_STRICT",
         False,
+        "0",
         _flag,
         "1: a setting that another clamps is an error, not a warning",
     ),
@@ -119,6 +145,7 @@ SETTINGS = (
         "record",
         "TORCHARENA_RECORD",
         None,
+        "none",
         _path,
         "a file for the trace of all allocations (x.trace.xz)",
     ),
@@ -126,13 +153,24 @@ SETTINGS = (
         "page",
         "TORCHARENA_PAGE",
         0,
+        "4MiB",
         _page,
-        "size of a page, a multiple of 2MiB (default 4MiB)",
+        "size of a page, a multiple of 2MiB up to 1GiB",
+    ),
+    Setting(
+        "slack",
+        "TORCHARENA_SLACK",
+        0.0,
+        "1.02",
+        _slack,
+        "reserved over live peak at which idle pages are reused before new ones are made, "
+        "1.0 or more",
     ),
     Setting(
         "log",
         "TORCHARENA_LOG",
         None,
+        "nothing",
         _level,
         "info: print what is logged to standard error (debug, info, warning, error)",
     ),
@@ -149,8 +187,10 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
             continue
         if variable.startswith(_OTHERS):
             continue
-        close = difflib.get_close_matches(variable, _BY_VARIABLE, n=1)
-        said.append(variable + (f" (do you mean {close[0]}?)" if close else ""))
+        # What all of them begin with would make them all alike.
+        names = [s.variable.removeprefix(PREFIX) for s in SETTINGS]
+        close = difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)
+        said.append(variable + (f" (do you mean {PREFIX}{close[0]}?)" if close else ""))
     return said
 
 
@@ -160,8 +200,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     Raises ValueError for a value that makes no sense and for a variable that nobody knows."""
     environ = os.environ if environ is None else environ
     if strangers := unknown(environ):
-        known = ", ".join(setting.variable for setting in SETTINGS)
-        raise ValueError(f"unknown setting {', '.join(strangers)}; there are {known}")
+        text = f"unknown setting {', '.join(strangers)}"
+        if not all(stranger.endswith(")") for stranger in strangers):
+            text += f"; there are {', '.join(_BY_VARIABLE)}"
+        raise ValueError(text)
     return {
         setting.name: setting.read(environ[setting.variable], setting.variable)
         for setting in SETTINGS
@@ -176,6 +218,22 @@ def on(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def table() -> str:
-    """The settings as lines of text, for ``torcharena doctor`` and the documentation."""
+    """The settings as lines of text, for ``torcharena --help``."""
     width = max(len(setting.variable) for setting in SETTINGS)
-    return "\n".join(f"{s.variable:<{width}}  {s.meaning}" for s in SETTINGS)
+    lines = []
+    for setting in SETTINGS:
+        head = setting.variable
+        for part in textwrap.wrap(f"{setting.meaning}; default {setting.usual}", 76 - width):
+            lines.append(f"{head:<{width}}  {part}")
+            head = ""
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """The same as a table in Markdown, which docs/settings.md has."""
+    rows = [
+        f"| `{s.name}` | `{s.variable}` | {s.usual} | {s.meaning} |" for s in SETTINGS
+    ]
+    return "\n".join(
+        ["| setting | variable | default | meaning |", "|---|---|---|---|", *rows]
+    )

@@ -19,7 +19,8 @@ _ALL = 0  # of the core's (all, small, large)
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     """The device's numbers, all of them since the last reset of torch's peaks or counts.
 
-    Bytes end in ``_bytes``, their highest in ``_bytes.peak``; ``wait_seconds`` is a float,
+    Bytes end in ``_bytes``, their highest in ``_bytes.peak``; ``wait_seconds`` and
+    ``slow_seconds``, the time of requests that needed a page, waits included, are floats;
     ``cap_bytes`` and ``cap_source`` are None where there is no cap; the rest are counts.
     Raises RuntimeError where the arena is not enabled."""
     needs_enabled("memory_stats")
@@ -57,6 +58,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     found["waits"] = raw["waits"]
     found["wait_seconds"] = raw["wait_us"] / 1e6
     found["slow_allocations"] = raw["slow_allocs"]
+    found["slow_seconds"] = raw["slow_us"] / 1e6
     for call in CALLS:
         found[f"driver_calls.{call}"] = raw[f"calls_{call}"]
     found["driver_calls"] = sum(raw[f"calls_{call}"] for call in CALLS)
@@ -104,8 +106,12 @@ def memory_summary(device: DeviceLike = None) -> str:
         f"{found['allocations.peak']:,}; {found['slow_allocations']:,} needed a page"
     )
     lines.append(
-        f"  page moves {found['page_moves']:,}; waits {found['waits']:,} "
-        f"({found['wait_seconds']:.3f} s); retries at the cap {found['retries']:,}; "
+        f"  bringing pages took {found['slow_seconds']:.3f} s, of it waiting for streams "
+        f"{found['wait_seconds']:.3f} s"
+    )
+    lines.append(
+        f"  page moves {found['page_moves']:,}; waits {found['waits']:,}; "
+        f"retries at the cap {found['retries']:,}; "
         f"out of memory {found['out_of_memory']:,}"
     )
     lines.append(f"  driver calls {calls:,}: {kinds}")

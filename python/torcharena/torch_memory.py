@@ -47,7 +47,11 @@ def _device(index: int) -> int:
 
 def _memory_stats(device: int) -> dict[str, Any]:
     pass_on()
-    return torch_stats.nested(core().stats(_device(device)), newer=_newer())
+    library, newer = core(), _newer()
+    raw = library.stats(_device(device))
+    # A snapshot takes its time: only where a graph pool is there to be told of.
+    pools = library.snapshot(device) if newer and raw["pool_arenas"] else ()
+    return torch_stats.nested(raw, newer=newer, segments=pools)
 
 
 def _newer() -> bool:

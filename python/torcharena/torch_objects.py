@@ -6,6 +6,7 @@ processes needs memory of cudaMalloc and is refused in one line."""
 
 from __future__ import annotations
 
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -40,13 +41,14 @@ class MemPool:
         self.device = _torch.cuda.current_device()
         self._id = tuple(_torch.cuda.graph_pool_handle())
         # Begun once and not released: the pool lives as long as this object.
-        begin = getattr(
-            memory,
-            "_cuda_beginAllocateCurrentThreadToPool",
-            memory._cuda_beginAllocateToPool,
+        begin = _first_of(
+            memory, "_cuda_beginAllocateCurrentThreadToPool", "_cuda_beginAllocateToPool"
+        )
+        end = _first_of(
+            memory, "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"
         )
         begin(self.device, self._id)
-        memory._cuda_endAllocateToPool(self.device, self._id)
+        end(self.device, self._id)
         self._held = True
 
     @property
@@ -80,6 +82,31 @@ class MemPool:
                 return
 
 
+def _first_of(module: ModuleType, *names: str) -> Any:
+    """The first of the names that this torch has: they changed from one to the next."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
+class MemPoolContext:
+    """torch 2.7's: remembers the active pool and, when dropped, the one before it.
+
+    It routes nothing, there as here: `torch.cuda.use_mem_pool` does."""
+
+    _active = threading.local()
+
+    def __init__(self, pool: MemPool) -> None:
+        self._before = self.active_pool()
+        MemPoolContext._active.pool = pool
+
+    @staticmethod
+    def active_pool() -> MemPool | None:
+        """This thread's active pool."""
+        return getattr(MemPoolContext._active, "pool", None)
+
+    def __del__(self) -> None:
+        MemPoolContext._active.pool = self._before
+
+
 def _share_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
         "a CUDA tensor cannot be sent to another process under torcharena, whose memory has "
@@ -94,4 +121,7 @@ def install(torch: ModuleType) -> None:
     if hasattr(torch.cuda.memory, "MemPool"):
         torch.cuda.memory.MemPool = MemPool
         torch.cuda.MemPool = MemPool
+    if hasattr(torch.cuda.memory, "MemPoolContext"):
+        torch.cuda.memory.MemPoolContext = MemPoolContext
+        torch.cuda.MemPoolContext = MemPoolContext
     torch.UntypedStorage._share_cuda_ = _share_cuda

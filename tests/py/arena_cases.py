@@ -75,7 +75,30 @@ class Model:
         assert torch.cuda.max_memory_allocated() == self.peak["granules"]
         reserved = torch.cuda.memory_reserved()
         assert reserved >= self.now["granules"] and reserved % PAGE == 0
+        self.check_segments(stats)
         assert torch.cuda.max_memory_reserved() >= reserved
+
+    def check_segments(self, stats: dict[str, int]) -> None:
+        """Reserved bytes by pool against the runs of mapped pages; the rest is kept ready."""
+        mapped = {"small": 0, "large": 0}
+        free = {"small": 0, "large": 0}
+        for segment in torch.cuda.memory_snapshot():
+            kind = segment["segment_type"]
+            mapped[kind] += segment["total_size"]
+            free[kind] += any(b["state"] == "inactive" for b in segment["blocks"])
+        small, large = (stats[f"reserved_bytes.{k}_pool.current"] for k in mapped)
+        assert small == mapped["small"] and large >= mapped["large"], (stats, mapped)
+        for key, unit in (("reserved_bytes", 1), ("segment", PAGE)):
+            whole = stats[f"{key}.all.current"]
+            assert whole * unit == small + large == torch.cuda.memory_reserved()
+            for kind in ("all", "small_pool", "large_pool"):
+                now, peak, up, down = (
+                    stats[f"{key}.{kind}.{m}"]
+                    for m in ("current", "peak", "allocated", "freed")
+                )
+                assert now == up - down and now <= peak <= stats[f"{key}.all.peak"]
+        for kind, least in free.items():
+            assert stats[f"inactive_split.{kind}_pool.current"] >= least
 
 
 def numbers() -> None:
@@ -161,6 +184,7 @@ ELSEWHERE = {  # in other cases of this file
     "CUDAPluggableAllocator",
     "change_current_allocator",
     "MemPool",
+    "MemPoolContext",  # torch 2.7
     "use_mem_pool",
 }
 
@@ -463,8 +487,11 @@ def pools() -> None:
     other = torch.cuda.MemPool()
     assert pool.id != other.id
     outside = empty(5 * MIB)
+    context = getattr(memory, "MemPoolContext", None)
     with torch.cuda.use_mem_pool(pool):
         inside = empty(5 * MIB)
+        assert context is None or context.active_pool() is pool
+    assert context is None or context.active_pool() is None
     after = empty(5 * MIB)
     (segment,) = pool.snapshot()
     assert tuple(segment["segment_pool_id"]) == pool.id
@@ -472,6 +499,19 @@ def pools() -> None:
     assert low <= inside.data_ptr() < high
     assert not low <= outside.data_ptr() < high and not low <= after.data_ptr() < high
     assert not other.snapshot()
+    with torch.cuda.use_mem_pool(pool):
+        little = empty(700)
+    nested = memory.memory_stats_as_nested_dict()
+    if "reserved_bytes_by_private_pools" in nested:
+        (held,) = nested["reserved_bytes_by_private_pools"].values()
+        assert {kind: gauge["current"] for kind, gauge in held.items()} == {
+            "all": 3 * PAGE,
+            "small_pool": PAGE,
+            "large_pool": 2 * PAGE,
+        }
+        key = "reserved_bytes_by_private_pools.{}_{}.all.current".format(*pool.id)
+        assert torch.cuda.memory_stats()[key] == 3 * PAGE
+    del little
     with torch.cuda.use_mem_pool(pool):
         again = empty(5 * MIB)
     assert again.data_ptr() != inside.data_ptr()

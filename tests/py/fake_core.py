@@ -43,6 +43,7 @@ class Device:
                 "requested",
                 "active_blocks",
                 "active",
+                "mapped",
             )
         }
         self.sums = {n: Gauge() for n in ("reserved", "pages", "pending", "addresses")}
@@ -103,6 +104,7 @@ class FakeCore(ModuleType):
             ("addresses", pages * PAGE),
         ):
             device.sums[name].add(by)
+        self._count_mapped(device, size, pages * PAGE)
         self._event("map", index, address, pages * PAGE, stream)
         self._event("alloc", index, address, size, stream)
         return address
@@ -115,6 +117,7 @@ class FakeCore(ModuleType):
         self._event("free_done", index, address, size, stream)
         for name, by in (("reserved", pages * PAGE), ("pages", pages)):
             device.sums[name].add(-by)
+        self._count_mapped(device, size, -pages * PAGE)
         self._event("unmap", index, address, pages * PAGE, stream)
 
     def _count(self, device: Device, size: int, granules: int, sign: int) -> None:
@@ -127,6 +130,10 @@ class FakeCore(ModuleType):
                 ("active", granules),
             ):
                 device.gauges[name][kind].add(sign * by)
+
+    def _count_mapped(self, device: Device, size: int, by: int) -> None:
+        for kind in ("all", "small" if size <= SMALL_MAX else "large"):
+            device.gauges["mapped"][kind].add(by)
 
     def _event(self, kind: str, index: int, address: int, size: int, stream: int) -> None:
         if self.events is not None:
@@ -155,8 +162,15 @@ class FakeCore(ModuleType):
     def library_path(self) -> str:
         return "libc.so.6"
 
-    def create(self, fallback: bool = False, page_bytes: int = 0) -> None:
-        self.calls.append(("create", fallback, page_bytes))
+    def create(
+        self,
+        fallback: bool = False,
+        page_bytes: int = 0,
+        grow_until: float = 0.0,
+        wait_above: float = 0.0,
+    ) -> None:
+        ratios = (grow_until, wait_above) if grow_until or wait_above else ()
+        self.calls.append(("create", fallback, page_bytes, *ratios))
         self.is_created = True
 
     def created(self) -> bool:
@@ -204,6 +218,9 @@ class FakeCore(ModuleType):
         }
         found |= {name: gauge.tuple() for name, gauge in device.sums.items()}
         partly = device.sums["reserved"].current - device.gauges["active"]["all"].current
+        split = [size for size, pages, _ in device.blocks.values() if size <= pages * PAGE - 512]
+        small = sum(size <= SMALL_MAX for size in split)
+        holes = (len(split), small, len(split) - small)
         found |= {
             "idle": 0,
             "partly_used": partly,
@@ -216,9 +233,12 @@ class FakeCore(ModuleType):
             "page_moves": 3,
             "waits": 4,
             "wait_us": 5e5,
+            "slow_us": 7.5e5,
             "slow_allocs": device.serial,
             "arenas": 1,
             "streams": 1,
+            "pool_arenas": 0,
+            "holes": holes,
         }
         for call in ("reserve", "create", "release", "map", "unmap", "access", "event"):
             found[f"calls_{call}"] = 10

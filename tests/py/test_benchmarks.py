@@ -38,6 +38,7 @@ def test_losses() -> None:
 
 
 def a_run(allocator: str, second: float, loss: float) -> dict[str, Any]:
+    own = {"slow_seconds": second / 1000} if allocator == "arena" else {}
     return {
         "loop": "moe",
         "allocator": allocator,
@@ -45,7 +46,7 @@ def a_run(allocator: str, second: float, loss: float) -> dict[str, Any]:
         "step_seconds": [9.0, second],
         "peak_requested": 1000,
         "peak_reserved": 1100 if allocator == "native" else 1010,
-        "driver_calls": [{"maps": 100}, {"maps": 4}],
+        "driver_calls": [{"maps": 100, **own}, {"maps": 4, **own}],
     }
 
 
@@ -63,8 +64,44 @@ def test_a_comparison() -> None:
     assert arena["time_ratio"] == pytest.approx(1.03)
     assert 1.03 <= arena["time_ratio_bound95"] <= 1.04 + 1e-9
     assert arena["loss_difference"] == 0.5
-    assert arena["driver_calls"] == {"maps": {"median": 4, "max": 4}}
-    assert "1.030" in loops.table([found])
+    assert arena["driver_calls"]["maps"] == {"median": 4, "max": 4}
+    assert arena["arena_ms"] == pytest.approx(1.03) and "arena_ms" not in native
+    head, _, row_of_native, row_of_arena, *_ = loops.table([found]).splitlines()
+    at = slice(head.index("arena ms"), head.index("arena ms") + len("arena ms"))
+    assert row_of_arena[at].strip() == "1.030" and row_of_native[at].strip() == ""
+
+
+def test_what_is_measured_is_written_after_every_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(name: str, options: Any) -> dict[str, list[dict[str, Any]]]:
+        if name == "moe":
+            raise KeyboardInterrupt
+        return {"native": [a_run("native", 1.0, 2.0)]}
+
+    monkeypatch.setattr(loops, "measure", measure)
+    out = tmp_path / "figures.json"
+    with pytest.raises(KeyboardInterrupt):
+        loops.main(["--loops", "bert_amp,moe", "--out", str(out)])
+    assert [loop["loop"] for loop in json.loads(out.read_text())["loops"]] == ["bert_amp"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_child_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        assert "TORCHARENA_SLACK" not in options["env"]
+        commands.append(command)
+        raise loops.subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setenv("TORCHARENA_SLACK", "2")
+    monkeypatch.setattr(loops.subprocess, "run", run)
+    given = ["--slack", "1.05", "--limit", "8GiB", "--steps", "4"]
+    loops.run_child("moe", "arena", loops.parse(given))
+    child = loops.parse(commands[0][3:])
+    assert (child.slack, child.limit, child.steps) == (1.05, "8GiB", 4)
+    assert child.child == ["moe", "arena"]
 
 
 def test_a_run_that_failed_is_shown() -> None:
@@ -79,7 +116,7 @@ def test_a_run_that_failed_is_shown() -> None:
 
 def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert loops.parse(["--loops", "moe,bert_amp"]).loops == ["moe", "bert_amp"]
-    for wrong in (["--loops", "nix"], ["--allocators", "nix"], ["--steps", "1"]):
+    for wrong in (["--loops", "nix"], ["--allocators", "nix"], ["--steps", "1"], ["--slack", "0.9"]):
         with pytest.raises(SystemExit):
             loops.parse(wrong)
     assert "nix: not one of" in capsys.readouterr().err

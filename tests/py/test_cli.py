@@ -145,6 +145,11 @@ FIGURES = {
     "driver_us": 7.5,
     "seconds": 0.5,
     "events_per_second": 20.0,
+    "waits": 2,
+    "steps": 4,
+    "step_median": {"page_moves": 3, "waits": 0, "driver_calls": 7, "driver_us": 129.6},
+    "step_max": {"page_moves": 1160, "waits": 2.5, "driver_calls": 9, "driver_us": 84982},
+    "oom_event": 12345,
 }
 
 
@@ -152,10 +157,15 @@ def test_the_replays_table(tmp_path: Path) -> None:
     rows = [
         {"trace": "a/moe.trace.xz", **FIGURES},
         {"trace": "b", **FIGURES, "oom": True},
+        {"trace": "c" * 99, **FIGURES, "peak_reserved": 1023 << 30, "steps": 0},
     ]
     shown = replaying.table(rows).splitlines()
-    assert len(shown) == 3 and shown[1].startswith("moe ") and "1.333" in shown[1]
-    assert shown[2].endswith("out of memory")
+    assert shown[2].split()[0] == "moe"
+    assert shown[2].split()[-4:] == ["1.333", "3/1160", "0/2.5", "0.13/84.98"]
+    assert shown[4] == "  out of memory at event 12,345, after 4 whole steps"
+    assert shown[5].split()[-3:] == ["5", "2", "0.01"]  # of the whole trace
+    assert len(shown) == 7 and "all that ran" in shown[6]
+    assert max(map(len, shown)) <= 80
 
 
 def test_replay_prints_json_or_a_table(

@@ -222,6 +222,38 @@ def test_what_code_says_goes_before_the_environment(
     assert ("create", False, 8 << 20) in fake.calls
 
 
+def test_slack_reaches_the_library(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_SLACK", "1.5")
+    torcharena.enable(slack=1.02)
+    with pytest.raises(RuntimeError, match="slack=1.02.*slack=1.1"):
+        torcharena.enable(slack=1.1)
+    torch_.bring_up_cuda()
+    assert ("create", False, 0, 1.02, 1.02) in fake.calls
+
+
+def test_the_environments_slack_cannot_become_another(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_SLACK", "1.5")
+    installing.enable_from_environment()
+    with pytest.raises(RuntimeError, match=r"environment's.*slack=1.5.*slack=1.1"):
+        torcharena.enable(slack=1.1)
+    torcharena.enable(slack=1.5)
+    torch_.bring_up_cuda()
+    assert ("create", False, 0, 1.5, 1.5) in fake.calls
+
+
+@pytest.mark.parametrize("slack", [0.99, 0, -1, float("nan"), float("inf"), True, "1.02"])
+def test_a_bad_slack_changes_nothing(
+    fake: FakeCore, torch_: FakeTorch, slack: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"slack=.*1\.0"):
+        torcharena.enable(slack=slack)
+    assert not torcharena.enabled()
+
+
 @given(
     st.lists(
         st.tuples(

@@ -4,7 +4,6 @@ behind the guard; and nothing is left of either."""
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -15,19 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-SOURCE = (
-    Path(__file__).parents[2] / "python" / "torcharena" / "rehearsal" / "isolation.py"
-)
-spec = importlib.util.spec_from_file_location("isolation_tested", SOURCE)
-assert spec is not None and spec.loader is not None
-isolation: Any = importlib.util.module_from_spec(spec)
-sys.modules["isolation_tested"] = isolation
-spec.loader.exec_module(isolation)
+from torcharena.rehearsal import isolation, isolation_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
-WAYS = {"layer": (), "user": ("--user",)}
+PACKAGE = str(Path(isolation.__file__).parents[2])
+WAYS: dict[str, tuple[str, ...]] = {"layer": (), "user": ("--user",)}
 
 
 def layer_options(way: str) -> dict[str, Any]:
@@ -153,10 +145,14 @@ def test_keep_files(place: Path, tmp_path: Path, way: str) -> None:
     assert code == 0, output
     assert tree(place) == before
     here = kept / str(place).lstrip("/")
-    assert (here / "a.txt").read_text() == "in C" and (here / "b.txt").read_text() == "x\n"
+    assert (here / "a.txt").read_text() == "in C" and (
+        here / "b.txt"
+    ).read_text() == "x\n"
     assert (here / "made/deep/er/f.txt").read_text() == "f"
     assert (here / "c2.txt").read_text() == "c\n" and os.readlink(here / "l2") == "a.txt"
-    assert (kept / str(tmp_path).lstrip("/") / "outside.txt").read_text() == "through a link"
+    assert (
+        kept / str(tmp_path).lstrip("/") / "outside.txt"
+    ).read_text() == "through a link"
     deleted = (kept / "DELETED.txt").read_text().splitlines()
     assert str(place / "run.sh") in deleted and str(place / "sub" / "d.txt") in deleted
     assert str(place / "a.txt") not in deleted
@@ -168,7 +164,9 @@ def test_keep_files(place: Path, tmp_path: Path, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_keep_a_renamed_directory_whole(place: Path, tmp_path: Path, way: str) -> None:
     kept = tmp_path / "kept"
-    code, output, _ = run("import os; os.replace('sub', 'sub2')", kept, **layer_options(way))
+    code, output, _ = run(
+        "import os; os.replace('sub', 'sub2')", kept, **layer_options(way)
+    )
     assert code == 0, output
     here = kept / str(place).lstrip("/")
     assert (here / "sub2" / "d.txt").read_text() == "d\n"
@@ -207,7 +205,7 @@ def test_libraries_that_write_in_c(place: Path) -> None:
         lines = f"import numpy, torch; x = torch.ones(4); numpy.save('own.npy', x); y = {name!r}"
         save = "torch.save(x, y)" if name == "t.pt" else "numpy.save(y, x)"
         code, output, wrapped = run(f"{lines}; {save}", mechanism="guard")
-        assert code == 1 and f"overwrite what exists" in output, output
+        assert code == 1 and "overwrite what exists" in output, output
         assert wrapped.refused == [str(place / name)]
         assert tree(place) == before
 
@@ -227,7 +225,7 @@ REFUSALS = {
     "mode": "os.chmod('run.sh', 0)",
     "pathlib": "import pathlib; pathlib.Path('a.txt').write_text('x')",
     "child": "import subprocess, sys; subprocess.run([sys.executable, '-c', "
-    "'open(\"a.txt\", \"w\")'], check=True)",
+    '\'open("a.txt", "w")\'], check=True)',
     "worker": "import multiprocessing as m; p = m.get_context('spawn').Process("
     "target=os.remove, args=('a.txt',)); p.start(); p.join(); sys.exit(p.exitcode)",
 }
@@ -271,8 +269,20 @@ def test_the_guard_takes_away_what_is_new(place: Path, tmp_path: Path) -> None:
     assert code == 0, output
     assert tree(place) == before
     here = tmp_path / "kept" / str(place).lstrip("/")
-    assert (here / "out/latest.txt").read_text() == "2" and (here / "out/two/last").exists()
+    assert (here / "out/latest.txt").read_text() == "2" and (
+        here / "out/two/last"
+    ).exists()
     assert (here / "out/by_shell").exists() and (here / "here").is_symlink()
+    assert wrapped.left == []
+    code, output, wrapped = run(
+        "import socket, sqlite3, subprocess; socket.socket(socket.AF_UNIX).bind('sock'); "
+        "sqlite3.connect('new.db').execute('create table t (x)'); "
+        "subprocess.run(['touch', 'touched'])",
+        mechanism="guard",
+    )
+    assert code == 0 and wrapped.left == [str(place / "touched")], output
+    (place / "touched").unlink()
+    assert {**tree(place), "touched": 0} == {**before, "touched": 0}
 
 
 @pytest.mark.parametrize("way", ["layer", "user", "guard"])
@@ -289,11 +299,9 @@ def test_a_killed_run_leaves_nothing(
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     outer = f"""
-import importlib.util, os, subprocess, sys
-spec = importlib.util.spec_from_file_location("isolation_tested", {str(SOURCE)!r})
-isolation = importlib.util.module_from_spec(spec)
-sys.modules["isolation_tested"] = isolation
-spec.loader.exec_module(isolation)
+import os, subprocess, sys
+sys.path.insert(0, {PACKAGE!r})
+from torcharena.rehearsal import isolation
 wrapped = isolation.wrap([sys.executable, "-c", {inner!r}], dict(os.environ), **{how!r})
 print(wrapped.layer, flush=True)
 with wrapped:
@@ -320,6 +328,7 @@ with wrapped:
 def test_the_next_run_takes_away_what_nobody_could(place: Path) -> None:
     where = isolation.status().place
     wrapped = isolation.wrap(["true"], {})
+    assert wrapped._watcher is not None
     wrapped._watcher.kill()
     wrapped._watcher.wait()
     os.close(wrapped._alive)
@@ -337,10 +346,10 @@ def test_taking_away_follows_no_link(place: Path, tmp_path: Path) -> None:
     (doomed / "closed" / "out").symlink_to(place / "a.txt")
     (doomed / "closed").chmod(0)
     before = tree(place)
-    isolation._remove(str(doomed))
+    isolation_files.remove(str(doomed))
     assert not doomed.exists() and tree(place) == before
     (tmp_path / "link").symlink_to(place)
-    isolation._remove(str(tmp_path / "link"))
+    isolation_files.remove(str(tmp_path / "link"))
     assert tree(place) == before
 
 
@@ -350,11 +359,9 @@ def test_a_read_only_file_system_stays_so(place: Path, way: str) -> None:
     layer_options(way)
     (place / "ro").mkdir()
     program = f"""
-import importlib.util, os, subprocess, sys
-spec = importlib.util.spec_from_file_location("isolation_tested", {str(SOURCE)!r})
-isolation = importlib.util.module_from_spec(spec)
-sys.modules["isolation_tested"] = isolation
-spec.loader.exec_module(isolation)
+import os, subprocess, sys
+sys.path.insert(0, {PACKAGE!r})
+from torcharena.rehearsal import isolation
 inner = "import os\\nopen('a.txt', 'w')\\nopen('top', 'w')\\nopen('sub/d.txt', 'w')\\n" \\
     "assert open('ro/f').read() == 'f'\\ntry: open('ro/f', 'w')\\n" \\
     "except OSError as e: print('errno', e.errno)"
@@ -374,7 +381,9 @@ with isolation.wrap([sys.executable, "-c", inner], dict(os.environ), options={WA
         timeout=120,
         check=False,
     )
-    assert found.returncode == 0 and "errno 30" in found.stdout, found.stderr + found.stdout
+    assert found.returncode == 0 and "errno 30" in found.stdout, (
+        found.stderr + found.stdout
+    )
     assert tree(place) == before
 
 
@@ -399,7 +408,9 @@ except PermissionError: print("refused")
 def test_switches(place: Path) -> None:
     env = {"WANDB_MODE": "online", "MLFLOW_RUN_ID": "1", "PYTHONPATH": "/mine"}
     with isolation.wrap(["python", "x.py"], env) as wrapped:
-        assert wrapped.env["WANDB_MODE"] == "disabled" and "MLFLOW_RUN_ID" not in wrapped.env
+        assert (
+            wrapped.env["WANDB_MODE"] == "disabled" and "MLFLOW_RUN_ID" not in wrapped.env
+        )
         assert wrapped.env["PYTHONPATH"].endswith(":/mine")
         assert wrapped.layer in wrapped.env["MLFLOW_TRACKING_URI"]
         assert wrapped.argv[-2:] == ["python", "x.py"]
@@ -409,7 +420,11 @@ def test_switches(place: Path) -> None:
 def test_the_users_own_sitecustomize_still_runs(place: Path, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import sys; sys.mine = 1\n")
-    argv = [sys.executable, "-c", "import sys; print(sys.mine, 'layer' in ''.join(sys.path))"]
+    argv = [
+        sys.executable,
+        "-c",
+        "import sys; print(sys.mine, 'layer' in ''.join(sys.path))",
+    ]
     env = dict(os.environ, PYTHONPATH=str(tmp_path / "own"))
     with isolation.wrap(argv, env) as wrapped:
         output = subprocess.run(
@@ -423,7 +438,9 @@ def test_exit_codes_and_signals_are_the_commands(place: Path) -> None:
     assert run("import sys; sys.exit(7)", **how)[0] == 7
     assert run("import os; os.kill(os.getpid(), 9)", **how)[0] == -signal.SIGKILL
     with isolation.wrap(["no-such-program-here"], dict(os.environ)) as wrapped:
-        found = subprocess.run(wrapped.argv, env=wrapped.env, capture_output=True, text=True)
+        found = subprocess.run(
+            wrapped.argv, env=wrapped.env, capture_output=True, text=True
+        )
     assert found.returncode == 127 and "no-such-program-here" in found.stderr
 
 

@@ -184,6 +184,26 @@ def test_a_launcher_with_two_ranks(tmp_path: Path) -> None:
     assert devices == {"0": [0], "1": [1]} and found["steps"] == 3
 
 
+def test_one_rank_of_many(tmp_path: Path) -> None:
+    script = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+        "gloo = dist.new_group(backend='gloo')\n"
+        "dist.barrier()\n"
+        "seen = [None] * dist.get_world_size()\n"
+        "dist.all_gather_object(seen, {'a': 1})\n"
+        "assert seen == [{'a': 1}] * 64\n"
+        "print('rank', dist.get_rank(), torch.cuda.current_device())\n"
+    )
+    code, found, said = rehearse(
+        tmp_path, script, "--gpus", "8", "--world-size", "64", "--rank", "9",
+        "--allocator", "native",
+    )  # fmt: skip
+    assert code == 0, said
+    assert "rank 9 1" in said and found["processes"][0]["rank"] == "9"
+
+
 def test_functions_from_python(tmp_path: Path) -> None:
     program = tmp_path / "notebook.py"
     program.write_text(

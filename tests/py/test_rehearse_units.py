@@ -101,6 +101,7 @@ def test_malformed_options_end_with_2(
     [
         ([], "what is to be rehearsed"),
         (["no-such-script.py"], "no such script"),
+        (["--world-size", "4", "--rank", "4", "-m", "x"], "none of a world of 4"),
         (["--limit", "900GiB", "--gpu", "t4", "-m", "x"], "more than the card has"),
         (["--record", "/no/such/x.trace", "-m", "x"], "there is no folder"),
         (["--record", "x.trace", "--allocator", "native", "-m", "x"], "only the arena's"),

@@ -57,6 +57,18 @@ def test_counters_equal_sums_over_live_blocks(arena: FakeCore, torch_: Any) -> N
             assert found["allocated_bytes"][pool]["current"] == sum(
                 -(-size // 512) * 512 for size in sizes
             )
+            pages = [-(-size // PAGE) for size in sizes]
+            assert found["segment"][pool]["current"] == sum(pages)
+            assert found["reserved_bytes"][pool]["current"] == sum(pages) * PAGE
+            assert found["inactive_split"][pool]["current"] == sum(
+                size % PAGE != 0 for size in sizes
+            )
+        for key in ("reserved_bytes", "segment"):
+            now = {pool: gauge["current"] for pool, gauge in found[key].items()}
+            assert now["small_pool"] + now["large_pool"] == now["all"]
+            peaks = {pool: gauge["peak"] for pool, gauge in found[key].items()}
+            assert peaks["large_pool"] <= peaks["all"]
+            assert peaks["small_pool"] + peaks["large_pool"] >= peaks["all"]
         highest = max(highest, sum(live.values()))
         assert found["requested_bytes"]["all"]["peak"] == highest
         for stat in found.values():
@@ -297,6 +309,7 @@ def test_memory_stats_of_ours(arena: FakeCore) -> None:
     assert (
         found["page_moves"] == 3 and found["waits"] == 4 and found["wait_seconds"] == 0.5
     )
+    assert found["slow_seconds"] == 0.75
     assert found["driver_calls"] == 70
     assert found["device_bytes"] == TOTAL
 
@@ -309,7 +322,8 @@ def test_memory_summary_is_a_table_for_people(arena: FakeCore) -> None:
     text = torcharena.memory_summary(0)
     assert "cap: 16 GiB from torcharena.enable(limit=)" in text
     assert "the CUDA context comes on top" in text
-    assert "page moves 3; waits 4 (0.500 s)" in text
+    assert "page moves 3; waits 4;" in text
+    assert "bringing pages took 0.750 s, of it waiting for streams 0.500 s" in text
     assert max(len(line) for line in text.splitlines()) <= 120
 
 
@@ -320,3 +334,39 @@ def test_newer_torch_gets_its_entries(arena: FakeCore) -> None:
         "num_oom_rejections",
         "reserved_bytes_by_private_pools",
     }
+
+
+def test_pages_that_pass_between_pools_keep_the_books(arena: FakeCore) -> None:
+    """A page kept ready counts as large; one that goes to a small place leaves the large."""
+    raw = arena.stats(0)
+    # Three pages came from the driver; two went to small places, one of them came back.
+    raw["reserved"] = raw["pages"] = (3 * PAGE, 3 * PAGE, 3 * PAGE, 0)
+    small, large = (PAGE, 2 * PAGE, 2 * PAGE, PAGE), (PAGE, PAGE, PAGE, 0)
+    raw["mapped"] = ((2 * PAGE, 2 * PAGE, 3 * PAGE, PAGE), small, large)
+    found = torch_stats.nested(raw)
+    assert found["segment"] == {
+        "all": {"current": 3, "peak": 3, "allocated": 3, "freed": 0},
+        "small_pool": {"current": 1, "peak": 2, "allocated": 2, "freed": 1},
+        "large_pool": {"current": 2, "peak": 2, "allocated": 4, "freed": 2},
+    }
+
+
+def test_bytes_by_private_pool(arena: FakeCore) -> None:
+    runs = [
+        {"pool": pool, "small": small, "size": pages * PAGE}
+        for pool, small, pages in (
+            ((0, 0), False, 9),
+            ((0, 7), True, 1),
+            ((0, 7), False, 2),
+            ((0, 7), False, 3),
+            ((5, 0), False, 4),
+        )
+    ]
+    found = torch_stats.nested(arena.stats(0), newer=True, segments=runs)
+    by_pool = found["reserved_bytes_by_private_pools"]
+    assert list(by_pool) == [(0, 7), (5, 0)]
+    now = {pool: gauge["current"] // PAGE for pool, gauge in by_pool[0, 7].items()}
+    assert now == {"all": 6, "small_pool": 1, "large_pool": 5}
+    assert by_pool[5, 0]["all"] == dict.fromkeys(
+        ("current", "peak", "allocated"), 4 * PAGE
+    ) | {"freed": 0}

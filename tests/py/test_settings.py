@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
+import torcharena
+from fake_core import FakeCore
 from torcharena import _autoload, conf, loading, settings, sizes
 
 
@@ -19,6 +24,7 @@ def test_every_variable_is_read() -> None:
             "TORCHARENA_STRICT": "0",
             "TORCHARENA_RECORD": "x.trace.xz",
             "TORCHARENA_PAGE": "8MiB",
+            "TORCHARENA_SLACK": "1.02",
             "TORCHARENA_LOG": "info",
             "PATH": "/bin",
         }
@@ -30,6 +36,7 @@ def test_every_variable_is_read() -> None:
         "strict": False,
         "record": "x.trace.xz",
         "page": 8 << 20,
+        "slack": 1.02,
         "log": "INFO",
     }
     assert set(found) == {setting.name for setting in settings.SETTINGS}
@@ -49,6 +56,7 @@ def test_the_nearest_name_is_offered() -> None:
     assert settings.unknown({"TORCHARENA_LIMT": ""}) == [
         "TORCHARENA_LIMT (do you mean TORCHARENA_LIMIT?)"
     ]
+    assert settings.unknown({"TORCHARENA_X": ""}) == ["TORCHARENA_X"]
     assert settings.unknown({"TORCHARENA_SIM_DIR": "/x", "TORCH_X": ""}) == []
 
 
@@ -62,6 +70,10 @@ def test_the_nearest_name_is_offered() -> None:
         ("TORCHARENA_RECORD", ""),
         ("TORCHARENA_PAGE", "3MiB"),
         ("TORCHARENA_PAGE", "50%"),
+        ("TORCHARENA_SLACK", ""),
+        ("TORCHARENA_SLACK", "0.99"),
+        ("TORCHARENA_SLACK", "nan"),
+        ("TORCHARENA_SLACK", "2%"),
         ("TORCHARENA_LOG", "loud"),
     ],
 )
@@ -72,9 +84,41 @@ def test_a_value_that_makes_no_sense_names_variable_and_remedy(
         settings.from_environment({variable: text})
 
 
+def test_the_default_slack_is_the_librarys() -> None:
+    source = Path(__file__).parents[2] / "csrc" / "core" / "pages.c"
+    (setting,) = (s for s in settings.SETTINGS if s.name == "slack")
+    for name in ("GROW_UNTIL", "WAIT_ABOVE"):
+        (value,) = re.findall(rf"#define {name} ([0-9.]+)", source.read_text())
+        assert value == setting.usual
+
+
 def test_the_table_shows_every_variable() -> None:
-    shown = settings.table()
-    assert all(s.variable in shown and s.meaning in shown for s in settings.SETTINGS)
+    shown = " ".join(settings.table().split())
+    for setting in settings.SETTINGS:
+        assert f"{setting.variable} {setting.meaning}; default {setting.usual}" in shown
+    assert max(map(len, settings.table().splitlines())) <= 78
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_documentation_has_the_table_as_it_is() -> None:
+    """After a change paste what `python -c 'from torcharena import settings;
+    print(settings.markdown())'` prints into docs/settings.md."""
+    assert f"\n{settings.markdown()}\n" in (DOCS / "settings.md").read_text()
+
+
+def test_what_enable_takes_are_settings() -> None:
+    given = set(inspect.signature(torcharena.enable).parameters) - {"spill"}
+    assert given == {s.name for s in settings.SETTINGS} - {"enable", "log"}
+
+
+def test_the_documentation_has_every_public_name(arena: FakeCore) -> None:
+    text = (DOCS / "api.md").read_text()
+    for name in set(torcharena.__all__) - {"__version__"}:
+        assert f"`{name}" in text, name
+    for key in torcharena.memory_stats(0):
+        assert f"`{key.removesuffix('.peak').split('.')[0]}" in text, key
 
 
 # --- PYTORCH_ALLOC_CONF --------------------------------------------------------------------
@@ -142,6 +186,32 @@ def test_the_entry_point_does_nothing_unless_asked(
     monkeypatch.setenv("TORCHARENA_ENABLE", "1")
     with pytest.raises(AssertionError, match="without being asked"):
         _autoload.load()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("TORCHARENA_LIMIT", "1GB", "TORCHARENA_LIMIT='1GB': write 1GiB"),
+        ("TORCHARENA_LIMT", "1GiB", "do you mean TORCHARENA_LIMIT?"),
+        ("TORCHARENA_ENABLE", "maybe", "TORCHARENA_ENABLE='maybe'"),
+    ],
+)
+def test_why_it_is_not_enabled_is_the_last_line(
+    variable: str, text: str, said: str
+) -> None:
+    program = (
+        "import os\n"
+        "from torcharena import _autoload\n"
+        f"os.environ.update({{'TORCHARENA_ENABLE': '1', {variable!r}: {text!r}}})\n"
+        "try:\n"
+        "    _autoload.load()\n"
+        "except Exception as error:\n"
+        "    raise RuntimeError('as torch has it: try without') from error\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("torcharena: not enabled: ") and said in last
 
 
 def test_the_entry_point_names_a_misspelt_variable(

@@ -365,7 +365,7 @@ class Watch:
             "ended": self.ended if last else "killed",
             "oom": self.oom,
             "holders": self.holders,
-            "guessed": dict(self.mode.guessed.most_common(30)) if self.mode else {},
+            "guessed": self.guessed(),
             "seconds": round(time.monotonic() - self.started, 2),
         }
         result["workspaces"] = _workspaces()
@@ -386,6 +386,13 @@ class Watch:
                 json.dump(result, file)
             os.replace(f"{target}.part", target)
             self.written = time.monotonic()
+
+    def guessed(self) -> dict[str, int]:
+        """Operators whose results were guesses, the most frequent first."""
+        for _ in range(5):  # the program goes on counting meanwhile
+            with contextlib.suppress(RuntimeError):
+                return dict(self.mode.guessed.most_common(30)) if self.mode else {}
+        return {}
 
     # --- stacks -----------------------------------------------------------------------------
     def frames(self, trace: TracebackType | None) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ guard   an audit hook in each Python process (``isolation_guard``). Files that e
         protected from Python code, and from torch.save, torch.jit.save and safetensors: the
         script is refused, and told how to go on. What it makes anew is taken away at the end.
         Other programs it starts, C libraries that open files for themselves, and times of
-        access and change are not covered. Caches (HF_HOME, ~/.cache) stay as they are.
+        access and change are not covered (``left`` names what is found afterwards). Caches (HF_HOME, ~/.cache) stay as they are.
 
 A killed run leaves nothing either: a small watcher process, in a session of its own, takes
 the directory away once neither the caller nor the command is there; should it be killed too,
@@ -42,8 +42,6 @@ mode="online")``) is believed: those are its words, not its environment's.
 from __future__ import annotations
 
 import contextlib
-import filecmp
-import json
 import os
 import shutil
 import stat
@@ -55,9 +53,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import isolation_files as files
+
 __all__ = ["SWITCHES", "Status", "Wrapped", "forget", "status", "wrap"]
 
-PREFIX = "torcharena-layer-"
 FOLDER = "TORCHARENA_REHEARSAL_INSIDE"
 
 #: Environment variables that turn services off; ``{inside}`` is a folder that is taken away.
@@ -75,7 +74,12 @@ SWITCHES = {
     "DO_NOT_TRACK": "1",
 }
 #: Variables that would point into a run that exists.
-_DROPPED = ("WANDB_RUN_ID", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "COMET_EXPERIMENT_KEY")
+_DROPPED = (
+    "WANDB_RUN_ID",
+    "MLFLOW_RUN_ID",
+    "MLFLOW_EXPERIMENT_ID",
+    "COMET_EXPERIMENT_KEY",
+)
 #: Of a guarded run: what would change files that exist for no reason of the script's.
 _GUARDED = {
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -113,6 +117,9 @@ class Status:
     options: tuple[str, ...] = ()
 
 
+#: Bytes from which on more room for a layer is no better.
+ROOM = 16 << 30
+
 _known: dict[tuple[str, ...], Status] = {}
 
 
@@ -122,10 +129,10 @@ def forget() -> None:
 
 
 def _places() -> list[str]:
-    """Where a layer may lie, best first: on a disk, where scripts seldom write."""
+    """Where a layer may lie, best first: with room, on a disk, where scripts seldom write."""
     home = os.path.expanduser("~/.cache")
     found = []
-    for path in (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", home, "/dev/shm"):
+    for path in ("/var/tmp", os.environ.get("TMPDIR"), "/tmp", home, "/dev/shm"):
         if not path or not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
             continue
         path = os.path.realpath(path)
@@ -135,17 +142,19 @@ def _places() -> list[str]:
             trusted = False  # others could put something else in the place of the layer
         if trusted and path not in found and path not in ("/", os.getcwd()):
             found.append(path)
-    return found
+    return sorted(found, key=lambda path: -min(shutil.disk_usage(path).free, ROOM))
 
 
 def _command(layer: str, options: Iterable[str], argv: Iterable[str]) -> list[str]:
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "isolation_layer.py")
+    program = os.path.join(
+        os.path.dirname(os.path.abspath(__file__)), "isolation_layer.py"
+    )
     return [sys.executable, "-I", "-S", program, layer, *options, "--", *argv]
 
 
 def _make(place: str) -> str:
     """A new layer directory, 0700."""
-    layer = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+    layer = tempfile.mkdtemp(prefix=files.PREFIX, dir=place)
     os.makedirs(os.path.join(layer, "inside", "tmp"))
     Path(layer, "share").touch()
     return layer
@@ -154,30 +163,34 @@ def _make(place: str) -> str:
 def _try(place: str, options: Sequence[str]) -> str:
     """An empty string where a layer works at ``place``, else what speaks against it."""
     layer = _make(place)
+    here = os.getcwd()
     try:
         os.mkfifo(os.path.join(layer, "alive"), 0o600)
-        victim = os.path.join(layer, "inside", "tmp", "victim")
+        witness = os.path.join(layer, "inside", "tmp", "witness")
+        name = os.path.basename(layer) + "-probe"
         program = (
-            f"import os; os.mkdir({PREFIX + 'probe'!r}); os.rmdir({PREFIX + 'probe'!r}); "
-            f"open({victim!r}, 'w').close()"
+            f"import os\nif os.access('.', os.W_OK): os.mkdir({name!r}); os.rmdir({name!r})\n"
+            f"open({witness!r}, 'w').close()"
         )
         found = subprocess.run(
             _command(layer, options, [sys.executable, "-I", "-S", "-c", program]),
-            cwd=place,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
+            env={**os.environ, "LD_PRELOAD": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=60,
             check=False,
         )
-        if found.returncode == 0 and os.path.exists(victim):
+        if found.returncode == 0 and os.path.exists(witness):
+            for path, why in files.read_only(layer).items():
+                if os.access(path, os.W_OK) and (here + "/").startswith(path + "/"):
+                    return f"{path} cannot have one: {why}"
             return ""
         text = found.stderr.decode(errors="replace").strip()
         return text.splitlines()[-1].removeprefix("torcharena: ") if text else "it failed"
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     finally:
-        _remove(layer)
+        files.remove(layer)
 
 
 def _hint(why: str) -> str:
@@ -225,8 +238,10 @@ def status(*, mechanism: str | None = None, options: Sequence[str] = ()) -> Stat
 class Wrapped:
     """A command and environment to be run instead, and ``finish`` for afterwards.
 
-    ``note``: what holds for this run, one line for the user. After ``finish``: ``refused``
-    (paths that a guarded script was refused), ``kept`` (how many files are in ``keep``).
+    ``note``: what holds for this run, one line for the user. After ``finish``: ``kept``, how
+    many files are in ``keep``; ``read_only``, directories that no layer could be put over;
+    of a guarded run ``refused``, paths that the script was refused, and ``left``, what is new
+    in the working directory and not known to be the script's, so still there.
     """
 
     argv: list[str]
@@ -236,7 +251,10 @@ class Wrapped:
     layer: str
     keep: Path | None = None
     refused: list[str] = field(default_factory=list)
+    read_only: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     kept: int = 0
+    here: tuple[str, frozenset[str]] = ("", frozenset())
     started: float = 0.0
     _alive: int = -1
     _watcher: subprocess.Popen[bytes] | None = None
@@ -254,17 +272,22 @@ class Wrapped:
             return
         try:
             inside = os.path.join(self.layer, "inside")
-            self.refused = sorted(set(_names(os.path.join(inside, "refused"))))
-            keeper = _Keeper(self.keep) if self.keep is not None else None
+            self.refused = sorted(set(files.names(os.path.join(inside, "refused"))))
+            keeper = files.Keeper(self.keep) if self.keep is not None else None
             if self.mechanism == "layer":
+                self.read_only = sorted(files.read_only(self.layer))
                 if keeper is not None:
-                    _keep_layer(self.layer, keeper)
+                    files.keep_layer(self.layer, keeper)
             else:
-                _undo(inside, self.started, keeper)
+                files.undo(inside, self.started, keeper)
+                folder, before = self.here
+                with contextlib.suppress(OSError):
+                    new = set(os.listdir(folder)) - before
+                    self.left = sorted(os.path.join(folder, name) for name in new)
             if keeper is not None:
                 self.kept = keeper.finish()
         finally:
-            _remove(self.layer)
+            files.remove(self.layer)
             os.close(self._alive)
             self._alive = -1
             if self._watcher is not None:
@@ -287,7 +310,9 @@ def _shared(env: Mapping[str, str]) -> list[str]:
 def _caches(env: Mapping[str, str]) -> list[str]:
     home = env.get("HOME", os.path.expanduser("~"))
     names = [env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")]
-    names += [env[name] for name in ("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME") if env.get(name)]
+    names += [
+        env[name] for name in ("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME") if env.get(name)
+    ]
     return [os.path.realpath(name) for name in names]
 
 
@@ -312,14 +337,16 @@ def wrap(
     if keep is not None:
         kept = Path(keep).absolute()
         if kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
-            raise FileExistsError(f"{kept} holds something already: files are kept in a new place")
+            raise FileExistsError(
+                f"{kept} holds something already: files are kept in a new place"
+            )
     shared = [os.path.realpath(path) for path in share]
     for path in shared:
         if not os.path.exists(path):
             raise FileNotFoundError(f"{path} cannot be shared: it does not exist")
     shared += _shared(env)
     chosen = status(mechanism=mechanism, options=options)
-    _sweep(chosen.place)
+    files.sweep(chosen.place)
     layer = _make(chosen.place)
     inside = os.path.join(layer, "inside")
     try:
@@ -327,12 +354,13 @@ def wrap(
         Path(layer, "share").write_bytes(b"\0".join(map(os.fsencode, shared)))
         _write_site(inside)
         Path(inside, "mode").write_text(chosen.mechanism)
+        Path(layer, "mode").write_text(chosen.mechanism)  # not the command's to change
         Path(inside, "why").write_text(chosen.why)
         free = [*shared, *_caches(env), "/dev", "/proc", "/run"]
         Path(inside, "free").write_bytes(b"\0".join(map(os.fsencode, free)))
         watcher = _watch(layer)
     except BaseException:
-        _remove(layer)
+        files.remove(layer)
         raise
     changed = dict(env)
     for name in _DROPPED:
@@ -361,9 +389,17 @@ def wrap(
         layer,
         kept,
         started=time.time(),
+        here=_listing(chosen.mechanism),
         _alive=alive,
         _watcher=watcher,
     )
+
+
+def _listing(mechanism: str) -> tuple[str, frozenset[str]]:
+    with contextlib.suppress(OSError):
+        if mechanism == "guard":
+            return os.getcwd(), frozenset(os.listdir())
+    return "", frozenset()
 
 
 def _write_site(inside: str) -> None:
@@ -374,7 +410,6 @@ def _write_site(inside: str) -> None:
     (site / "sitecustomize.py").write_text(_SITE)
 
 
-# --- taking away -----------------------------------------------------------------------------
 def _start_watch(layer: str) -> int:
     """The FIFO ``alive``, open: it appears under its name when somebody has it open."""
     early = os.path.join(layer, "alive.new")
@@ -386,193 +421,13 @@ def _start_watch(layer: str) -> int:
 
 def _watch(layer: str) -> subprocess.Popen[bytes]:
     """A process that takes ``layer`` away once nobody has ``alive`` open but itself."""
-    program = os.path.abspath(__file__)
+    program = os.path.abspath(files.__file__)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", program, "--watch", layer],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        env={},
+        env={**os.environ, "LD_PRELOAD": ""},
         start_new_session=True,
     )
-
-
-def _watching(layer: str) -> None:
-    """The watcher: reads until the last writer is gone."""
-    try:
-        number = os.open(os.path.join(layer, "alive"), os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return
-    os.set_blocking(number, True)
-    while os.read(number, 4096):
-        pass
-    if os.path.isdir(layer):
-        inside = os.path.join(layer, "inside")
-        if Path(inside, "mode").read_text() == "guard":
-            _undo(inside, os.stat(Path(inside, "mode")).st_mtime, None)
-        _remove(layer)
-
-
-def _sweep(place: str) -> None:
-    """Takes away layers of this user's that neither a command, nor a caller, nor a watcher
-    uses: all three were killed."""
-    for entry in os.scandir(place):
-        if not entry.name.startswith(PREFIX) or not entry.is_dir(follow_symlinks=False):
-            continue
-        with contextlib.suppress(OSError):
-            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue
-            try:
-                fifo = os.path.join(entry.path, "alive")
-                os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-            except FileNotFoundError:
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > 3600:
-                    _remove(entry.path)
-            except OSError:  # ENXIO: nobody has it open
-                _watching(entry.path)
-
-
-def _remove(path: str) -> None:
-    """Takes a directory tree away. Follows no link, stays on its file system, and opens each
-    directory by its name within the one above, so that nothing can be put in between."""
-    with contextlib.suppress(OSError):
-        up = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _remove_at(up, os.path.basename(path), os.lstat(path).st_dev)
-        finally:
-            os.close(up)
-
-
-def _remove_at(up: int, name: str, device: int) -> None:
-    seen = os.stat(name, dir_fd=up, follow_symlinks=False)
-    if not stat.S_ISDIR(seen.st_mode):
-        os.unlink(name, dir_fd=up)
-        return
-    if seen.st_dev != device:
-        return
-    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    if stat.S_IMODE(seen.st_mode) & 0o700 != 0o700:
-        held = os.open(name, flags | os.O_PATH, dir_fd=up)
-        try:
-            os.chmod(f"/proc/self/fd/{held}", 0o700)
-        finally:
-            os.close(held)
-    here = os.open(name, flags | os.O_RDONLY, dir_fd=up)
-    try:
-        for entry in os.listdir(here):
-            with contextlib.suppress(OSError):
-                _remove_at(here, entry, device)
-    finally:
-        os.close(here)
-    os.rmdir(name, dir_fd=up)
-
-
-def _names(file: str) -> list[str]:
-    try:
-        return [os.fsdecode(name) for name in Path(file).read_bytes().split(b"\0") if name]
-    except OSError:
-        return []
-
-
-def _undo(inside: str, started: float, keeper: _Keeper | None) -> None:
-    """Takes away what a guarded run made anew, or has it kept."""
-    for path in sorted(set(_names(os.path.join(inside, "made")))):
-        with contextlib.suppress(OSError):
-            seen = os.lstat(path)
-            up = os.path.dirname(path)
-            # Made by this user since the run began, and no link led elsewhere meanwhile.
-            if seen.st_uid != os.geteuid() or seen.st_ctime < started - 1:
-                continue
-            if os.path.realpath(up) != up:
-                continue
-            if keeper is not None:
-                keeper.tree(path, path)
-            _remove(path)
-
-
-# --- keeping ---------------------------------------------------------------------------------
-class _Keeper:
-    """Moves files into the directory of --keep-files, under their absolute paths."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self.deleted: list[str] = []
-        self.files = 0
-        target.mkdir(parents=True, exist_ok=True)
-
-    def tree(self, path: str, name: str) -> None:
-        """``path`` with all below it, which the command knew as ``name``."""
-        seen = os.lstat(path)
-        place = self.target / name.lstrip("/")
-        if stat.S_ISCHR(seen.st_mode) and seen.st_rdev == 0:
-            self.deleted.append(name)
-        elif stat.S_ISDIR(seen.st_mode):
-            place.mkdir(parents=True, exist_ok=True)
-            if stat.S_IMODE(seen.st_mode) & 0o500 != 0o500:
-                os.chmod(path, 0o700)  # in the layer, or of the command's own making
-            below = os.listdir(path)
-            if _opaque(path):
-                with contextlib.suppress(OSError):
-                    hidden = set(os.listdir(name)) - set(below)
-                    self.deleted += [os.path.join(name, one) for one in hidden]
-            for entry in below:
-                self.tree(os.path.join(path, entry), os.path.join(name, entry))
-            if os.path.isdir(name) and not os.listdir(place):
-                place.rmdir()  # it was only walked through
-        elif stat.S_ISLNK(seen.st_mode):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(os.readlink(path), place)
-            self.files += 1
-        elif stat.S_ISREG(seen.st_mode):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.rename(path, place)
-            except OSError:
-                shutil.copy2(path, place, follow_symlinks=False)
-            for mark in os.listxattr(place, follow_symlinks=False):
-                if ".overlay." in mark:
-                    os.removexattr(place, mark, follow_symlinks=False)
-            os.chmod(place, stat.S_IMODE(seen.st_mode) & 0o777 | 0o200)
-            self.files += 1
-
-    def finish(self) -> int:
-        """Writes DELETED.txt; returns how many files were kept."""
-        lines = "".join(f"{name}\n" for name in sorted(self.deleted))
-        with open(self.target / "DELETED.txt", "w", errors="surrogateescape") as file:
-            file.write(lines)
-        return self.files
-
-
-def _opaque(path: str) -> bool:
-    for name in ("user.overlay.opaque", "trusted.overlay.opaque"):
-        with contextlib.suppress(OSError):
-            if os.getxattr(path, name, follow_symlinks=False) == b"y":
-                return True
-    return False
-
-
-def _keep_layer(layer: str, keeper: _Keeper) -> None:
-    root = os.path.join(layer, "root")
-    for line in Path(layer, "manifest").read_text().splitlines():
-        one = json.loads(line)
-        if "layer" in one:
-            upper = os.path.join(one["layer"], "u")
-            for entry in os.listdir(upper):
-                keeper.tree(os.path.join(upper, entry), os.path.join(one["path"], entry))
-        elif "split" in one:
-            path = one["split"]
-            place = root + ("" if path == "/" else path)
-            old, now = set(one["entries"]), set(os.listdir(place))
-            now.discard(os.path.basename(layer))
-            keeper.deleted += [os.path.join(path, name) for name in old - now]
-            for name in now:
-                was, new = os.path.join(path, name), os.path.join(place, name)
-                changed = name in one["copied"] and not filecmp.cmp(was, new, shallow=False)
-                if name not in old or changed:
-                    keeper.tree(new, was)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] == "--watch":
-        _watching(sys.argv[2])

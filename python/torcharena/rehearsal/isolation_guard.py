@@ -23,40 +23,73 @@ import errno
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would slow the start of every Python process
+    from collections.abc import Callable
+    from typing import Any
+
 FOLDER = "TORCHARENA_REHEARSAL_INSIDE"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 # Of the Hub's functions: those that answer with a commit, with nothing, and not at all.
-COMMITS = (
-    "create_commit upload_file upload_folder delete_file delete_folder delete_files"
-).split()
-SILENT = (
-    "preupload_lfs_files upload_large_folder create_branch delete_branch create_tag "
-    "delete_tag delete_repo update_repo_settings update_repo_visibility move_repo "
-    "super_squash_history add_space_secret add_space_variable delete_collection"
-).split()
-REFUSED = (
-    "create_discussion create_pull_request merge_pull_request run_job run_uv_job "
-    "create_inference_endpoint create_collection duplicate_space request_space_hardware "
-    "create_webhook upload_attachment permanently_delete_lfs_files"
-).split()
+COMMITS = [
+    "create_commit",
+    "upload_file",
+    "upload_folder",
+    "delete_file",
+    "delete_folder",
+    "delete_files",
+]
+SILENT = [
+    "preupload_lfs_files",
+    "upload_large_folder",
+    "create_branch",
+    "delete_branch",
+    "create_tag",
+    "delete_tag",
+    "delete_repo",
+    "update_repo_settings",
+    "update_repo_visibility",
+    "move_repo",
+    "super_squash_history",
+    "add_space_secret",
+    "add_space_variable",
+    "delete_collection",
+]
+REFUSED = [
+    "create_discussion",
+    "create_pull_request",
+    "merge_pull_request",
+    "run_job",
+    "run_uv_job",
+    "create_inference_endpoint",
+    "create_collection",
+    "duplicate_space",
+    "request_space_hardware",
+    "create_webhook",
+    "upload_attachment",
+    "permanently_delete_lfs_files",
+]
 
 
 class RefusedError(PermissionError):
     """A rehearsal may not do this: it would outlive the rehearsal."""
 
 
-def _said(text, once=[]):  # type: ignore[no-untyped-def]  # noqa: B006
-    if text not in once:
-        once.append(text)
+_once: list[str] = []
+
+
+def _said(text: str) -> None:
+    if text not in _once:
+        _once.append(text)
         print(f"torcharena rehearse: {text}", file=sys.stderr)
 
 
 # --- the Hub ---------------------------------------------------------------------------------
-def _hub(module):  # type: ignore[no-untyped-def]
+def _hub(module: Any) -> None:
     api = module.HfApi
 
-    def repository(self, repo_id, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def repository(self: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:
         _said("nothing is sent to the Hub: its repositories are not made or changed")
         kind = kwargs.get("repo_type") or "model"
         folder = "" if kind == "model" else f"{kind}s/"
@@ -64,7 +97,7 @@ def _hub(module):  # type: ignore[no-untyped-def]
         endpoint = getattr(self, "endpoint", None) or "https://huggingface.co"
         return module.RepoUrl(f"{endpoint}/{folder}{name}")
 
-    def commit(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def commit(self: Any, *args: Any, **kwargs: Any) -> Any:
         _said("nothing is sent to the Hub: its repositories are not made or changed")
         name = kwargs.get("repo_id") or "rehearsal/none"
         endpoint = getattr(self, "endpoint", None) or "https://huggingface.co"
@@ -78,22 +111,22 @@ def _hub(module):  # type: ignore[no-untyped-def]
             return made
         from concurrent.futures import Future
 
-        future = Future()  # type: ignore[var-annotated]
+        future: Any = Future()
         future.set_result(made)
         return future
 
-    def silent(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def silent(self: Any, *args: Any, **kwargs: Any) -> None:
         _said("nothing is sent to the Hub: its repositories are not made or changed")
 
-    def refusing(name):  # type: ignore[no-untyped-def]
-        def refused(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def refusing(name: str) -> Any:
+        def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
             raise RefusedError(errno.EPERM, f"a rehearsal does not call the Hub's {name}")
 
         return refused
 
     table = {"create_repo": repository}
-    table.update({name: commit for name in COMMITS})
-    table.update({name: silent for name in SILENT})
+    table.update(dict.fromkeys(COMMITS, commit))
+    table.update(dict.fromkeys(SILENT, silent))
     table.update({name: refusing(name) for name in REFUSED})
     for name, function in table.items():
         if hasattr(api, name):
@@ -105,10 +138,10 @@ def _hub(module):  # type: ignore[no-untyped-def]
 class _After:
     """A finder that calls a function with a module once it was imported."""
 
-    def __init__(self, table):  # type: ignore[no-untyped-def]
+    def __init__(self, table: dict[str, Callable[[Any], None]]) -> None:
         self.table = table
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         then = self.table.get(name)
         if then is None:
             return None
@@ -120,24 +153,31 @@ class _After:
             return spec
         run = loader.exec_module
 
-        def run_then(module):  # type: ignore[no-untyped-def]
+        def run_then(module: Any) -> None:
             run(module)
             then(module)
 
-        loader.exec_module = run_then  # type: ignore[method-assign]
+        setattr(loader, "exec_module", run_then)  # noqa: B010
         return spec
 
 
 # --- in a layer ------------------------------------------------------------------------------
-def _renames():  # type: ignore[no-untyped-def]
-    def patched(real):  # type: ignore[no-untyped-def]
-        def rename(src, dst, *, src_dir_fd=None, dst_dir_fd=None):  # type: ignore[no-untyped-def]
+def _renames() -> None:
+    def patched(real: Any) -> Any:
+        def rename(
+            src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None
+        ) -> None:
             try:
-                return real(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                real(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                return
             except OSError as error:
                 if error.errno != errno.EXDEV or src_dir_fd is not None:
                     raise
-                if dst_dir_fd is not None or os.path.islink(src) or not os.path.isdir(src):
+                if (
+                    dst_dir_fd is not None
+                    or os.path.islink(src)
+                    or not os.path.isdir(src)
+                ):
                     raise
                 parent = os.path.dirname(os.path.abspath(os.fsdecode(dst)))
                 if os.stat(src).st_dev != os.stat(parent).st_dev:
@@ -153,13 +193,13 @@ def _renames():  # type: ignore[no-untyped-def]
                 shutil.rmtree(src)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
-            return None
 
         rename.__name__ = rename.__qualname__ = real.__name__
         return rename
 
     os.rename = patched(os.rename)
     os.replace = patched(os.replace)
+    os.supports_dir_fd.update((os.rename, os.replace))
 
 
 # --- without one -----------------------------------------------------------------------------
@@ -172,22 +212,24 @@ class Guard:
         self.free = tuple(path.rstrip("/") for path in [folder, *free])
         self.why = why
         self.made: set[str] = set()
-        self.events = {
+        self.events: dict[str, Callable[[Any], object]] = {
             "open": lambda a: self.open(a[0], a[2]),
             "os.mkdir": lambda a: self.make(a[0], a[2]),
             "os.remove": lambda a: self.change("delete", a[0], a[1]),
             "os.rmdir": lambda a: self.change("delete", a[0], a[1]),
             "os.rename": lambda a: self.rename(*a),
-            "os.link": lambda a: (self.change("link", a[0], a[2]), self.make(a[1], a[3])),
+            "os.link": lambda a: self.link(*a),
             "os.symlink": lambda a: self.make(a[1], a[2]),
             "os.truncate": lambda a: self.write(a[0]),
             "os.chmod": lambda a: self.change("change the mode of", a[0], a[2], True),
             "os.chown": lambda a: self.change("change the owner of", a[0], a[3], True),
             "os.setxattr": lambda a: self.change("change", a[0], -1, True),
+            "socket.bind": lambda a: self.socket(a[1]),
+            "sqlite3.connect": lambda a: self.database(a[0]),
             "os.removexattr": lambda a: self.change("change", a[0], -1, True),
         }
 
-    def hook(self, event, arguments):  # type: ignore[no-untyped-def]
+    def hook(self, event: str, arguments: Any) -> None:
         """For sys.addaudithook."""
         action = self.events.get(event)
         if action is not None:
@@ -224,7 +266,7 @@ class Guard:
         return False
 
     @staticmethod
-    def at(path, directory=-1):  # type: ignore[no-untyped-def]
+    def at(path: Any, directory: int = -1) -> str | None:
         """The name itself, its directory resolved; None for a descriptor."""
         if isinstance(path, int) or path is None:
             return None
@@ -249,12 +291,12 @@ class Guard:
             path,
         )
 
-    def open(self, path, flags):  # type: ignore[no-untyped-def]
+    def open(self, path: Any, flags: Any) -> None:
         """Of the event `open`."""
         if isinstance(flags, int) and flags & _WRITES:
             self.write(path)
 
-    def write(self, path):  # type: ignore[no-untyped-def]
+    def write(self, path: Any) -> None:
         """Before a file is written to, through links."""
         if isinstance(path, int) or path is None:
             return
@@ -264,7 +306,7 @@ class Guard:
         elif os.path.isfile(real) and not self.mine(real):
             self.refuse("overwrite", real)
 
-    def make(self, path, directory=-1):  # type: ignore[no-untyped-def]
+    def make(self, path: Any, directory: int = -1) -> None:
         """Before something is made; nothing where it exists, for that will fail."""
         real = self.at(path, directory)
         if real is None or os.path.lexists(real) or self.mine(real):
@@ -272,7 +314,9 @@ class Guard:
         self.made.add(real)
         self.append(self.made_file, real)
 
-    def change(self, what, path, directory=-1, follow=False):  # type: ignore[no-untyped-def]
+    def change(
+        self, what: str, path: Any, directory: int = -1, follow: bool = False
+    ) -> None:
         """Before something that exists is changed or deleted."""
         real = self.at(path, directory)
         if real is not None and follow:
@@ -280,32 +324,53 @@ class Guard:
         if real is not None and os.path.lexists(real) and not self.mine(real):
             self.refuse(what, real)
 
-    def rename(self, src, dst, src_fd=-1, dst_fd=-1):  # type: ignore[no-untyped-def]
+    def link(self, src: Any, dst: Any, src_fd: int = -1, dst_fd: int = -1) -> None:
+        """Of the event `os.link`: by another name a file could be changed unseen."""
+        self.change("link", src, src_fd)
+        self.make(dst, dst_fd)
+
+    def socket(self, address: Any) -> None:
+        """Before a socket is bound; of a name in the file system it makes a file."""
+        if (
+            isinstance(address, (str, bytes))
+            and address
+            and address[:1] not in ("\0", b"\0")
+        ):
+            self.make(address)
+
+    def database(self, path: Any) -> None:
+        """Before SQLite opens a file; whether it will write to one that exists is not known."""
+        if isinstance(path, (str, bytes, os.PathLike)):
+            name = os.fsdecode(path)
+            if name and not name.startswith((":", "file:")) and not os.path.lexists(name):
+                for end in ("", "-journal", "-wal", "-shm"):
+                    self.make(name + end)
+
+    def rename(self, src: Any, dst: Any, src_fd: int = -1, dst_fd: int = -1) -> None:
         """Of the event `os.rename`, also for os.replace."""
         self.change("rename", src, src_fd)
         self.change("overwrite", dst, dst_fd)
         self.make(dst, dst_fd)
 
-    def first_argument(self, module, names, position=0):  # type: ignore[no-untyped-def]
-        """Has functions whose file is opened in C checked by name before."""
+    def checks(self, module: Any, name: str, position: int) -> None:
+        """Has a function whose file is opened in C checked before it is called."""
+        real = getattr(module, name, None)
+        if real is None:
+            return
         from functools import wraps
 
-        for name in names:
-            real = getattr(module, name, None)
-            if real is None:
-                continue
+        @wraps(real)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            path = args[position] if len(args) > position else None
+            path = kwargs.get("f", kwargs.get("filename", path))
+            if isinstance(path, (str, bytes, os.PathLike)):
+                self.write(path)
+            return real(*args, **kwargs)
 
-            def checked(*args, _real=real, **kwargs):  # type: ignore[no-untyped-def]
-                path = args[position] if len(args) > position else None
-                path = kwargs.get("f", kwargs.get("filename", path))
-                if isinstance(path, (str, bytes, os.PathLike)):
-                    self.write(path)
-                return _real(*args, **kwargs)
-
-            setattr(module, name, wraps(real)(checked))
+        setattr(module, name, checked)
 
 
-def _read(folder, name):  # type: ignore[no-untyped-def]
+def _read(folder: str, name: str) -> str:
     try:
         with open(os.path.join(folder, name), "rb") as file:
             return os.fsdecode(file.read())
@@ -319,14 +384,14 @@ def start() -> None:
     mode = _read(folder, "mode")
     if not mode:
         return
-    after = {"huggingface_hub.hf_api": _hub}
+    after: dict[str, Callable[[Any], None]] = {"huggingface_hub.hf_api": _hub}
     if mode == "layer":
         _renames()
     elif mode == "guard":
         free = [path for path in _read(folder, "free").split("\0") if path]
         guard = Guard(folder, free, _read(folder, "why"))
         sys.addaudithook(guard.hook)
-        after["torch.serialization"] = lambda m: guard.first_argument(m, ["save"], 1)
-        after["torch.jit._serialization"] = lambda m: guard.first_argument(m, ["save"], 1)
-        after["safetensors"] = lambda m: guard.first_argument(m, ["serialize_file"], 1)
-    sys.meta_path.insert(0, _After(after))  # type: ignore[arg-type]
+        after["torch.serialization"] = lambda m: guard.checks(m, "save", 1)
+        after["torch.jit._serialization"] = lambda m: guard.checks(m, "save", 1)
+        after["safetensors"] = lambda m: guard.checks(m, "serialize_file", 1)
+    sys.meta_path.insert(0, _After(after))

@@ -37,10 +37,11 @@ import stat
 import sys
 
 LIVE = ("/proc", "/sys", "/dev", "/run")
-PSEUDO = frozenset(
-    "proc sysfs devtmpfs devpts cgroup cgroup2 mqueue debugfs tracefs securityfs pstore bpf "
-    "configfs fusectl hugetlbfs autofs binfmt_misc rpc_pipefs nsfs efivarfs selinuxfs".split()
+PSEUDO = (
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
+    "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs"
 )
+DISKS = "btrfs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus ntfs3 vfat xfs zfs"
 SMALL = 1 << 20  # a file between mounts is copied up to this many bytes, else read-only
 
 NEWNS, NEWUSER = 0x20000, 0x10000000
@@ -66,7 +67,9 @@ def _checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+def mount(
+    source: str, target: str, kind: str = "", flags: int = 0, data: str = ""
+) -> None:
     """mount(2). Raises OSError."""
     _checked(
         _libc.mount(
@@ -91,7 +94,9 @@ def unescape(text: str) -> str:
 def mounts() -> dict[str, tuple[str, int]]:
     """Of each mount point its file system and MS_ flags; the topmost where several lie."""
     found: dict[str, tuple[str, int]] = {}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    with open(
+        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape"
+    ) as lines:
         for line in lines:
             left, right = line.split(" - ", 1)
             fields = left.split(" ")
@@ -135,12 +140,12 @@ class Tree:
         self.live = {path for path in LIVE if os.path.isdir(path)}
         self.points = [*self.mounts, *self.live, layer]
         self.layered: list[str] = []
-        self.manifest = open(os.path.join(layer, "manifest"), "a", encoding="ascii")
+        self.lines: list[str] = []
         self.count = 0
 
     def note(self, **what: object) -> None:
         """One line of the manifest."""
-        self.manifest.write(json.dumps(what) + "\n")
+        self.lines.append(json.dumps(what) + "\n")
 
     def build(self) -> None:
         """Everything."""
@@ -157,16 +162,27 @@ class Tree:
         for path in self.sockets():
             with contextlib.suppress(OSError):
                 self.bind(path)
-        self.manifest.close()
+        with open(os.path.join(self.layer, "manifest"), "w", encoding="ascii") as file:
+            file.writelines(self.lines)
 
     def place(self, path: str, flags: int) -> None:
         """``path``, a directory, in the new root, as it was mounted with ``flags``."""
         kind, flags = self.mounts.get(path, ("", flags))
-        if path in self.live or kind in PSEUDO:
-            self.bind(path)
-            return
         prefix = path if path == "/" else path + "/"
-        if any(point.startswith(prefix) and point != path for point in self.points):
+        inner = [
+            point for point in self.points if point.startswith(prefix) and point != path
+        ]
+        if path in self.live:
+            self.bind(path)
+            for point in inner:  # a disk that the desktop mounts under /run/media
+                kind, flags = self.mounts.get(point, ("tmpfs", 0))
+                if not flags & MS_RDONLY and kind in DISKS.split():
+                    self.overlay(point, flags)
+        elif kind == "autofs" and inner:
+            self.split(path, flags, {one[len(prefix) :].split("/")[0] for one in inner})
+        elif kind in PSEUDO.split():
+            self.bind(path)
+        elif inner:
             self.split(path, flags)
         elif flags & MS_RDONLY:
             self.bind(path)
@@ -213,14 +229,20 @@ class Tree:
         try:
             self._overlay(path, place, part, flags)
         except OSError as error:
-            try:
-                self.bind(path, True, flags)
-            except OSError:
-                self.bind(path)  # what cannot even be read-only is none of this user's
-            self.note(unlayered=path, why=str(error))
+            self.protect(path, flags, str(error))
             return
         self.layered.append(path)
         self.note(layer=part, path=path)
+
+    def protect(self, path: str, flags: int, why: str) -> None:
+        """``path`` read-only. Raises OSError where it can neither be, and is writable."""
+        try:
+            self.bind(path, True, flags)
+        except OSError:
+            if os.access(path, os.W_OK):
+                raise
+            self.bind(path)
+        self.note(unlayered=path, why=why)
 
     def _overlay(self, path: str, place: str, part: str, flags: int) -> None:
         # By descriptors: the option string has no room for colons, commas or long names.
@@ -246,13 +268,16 @@ class Tree:
             for number in opened:
                 os.close(number)
 
-    def split(self, path: str, flags: int) -> None:
-        """``path`` as a real directory of the new root, each of its entries in its own way."""
+    def split(self, path: str, flags: int, only: set[str] | None = None) -> None:
+        """``path`` as a real directory of the new root, each of its entries in its own way;
+        ``only`` these, where to touch others would mount them."""
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-        except PermissionError:
-            self.bind(path)
+        except PermissionError as error:
+            self.protect(path, flags, str(error))
             return
+        if only is not None:
+            entries = [entry for entry in entries if entry.name in only]
         place = self.target(path)
         copied: list[str] = []
         for entry in entries:
@@ -267,7 +292,9 @@ class Tree:
             else:
                 regular = entry.is_file()
                 with contextlib.suppress(OSError):
-                    self.bind(entry.path, regular, self.mounts.get(entry.path, ("", flags))[1])
+                    self.bind(
+                        entry.path, regular, self.mounts.get(entry.path, ("", flags))[1]
+                    )
         self.note(
             split=path,
             entries=[e.name for e in entries if e.path != self.layer],
@@ -323,7 +350,11 @@ class Tree:
                 path = line.rstrip("\n").split(" /", 1)[-1]
                 path = "/" + path
                 below = any(path.startswith(layer + "/") for layer in self.layered)
-                if below and os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+                if (
+                    below
+                    and os.path.exists(path)
+                    and stat.S_ISSOCK(os.stat(path).st_mode)
+                ):
                     found.append(os.path.realpath(path))
         return sorted(set(found))[:256]
 

@@ -18,6 +18,25 @@ from .verdict import Verdict
 __all__ = ["Outcome", "Report"]
 
 _STAGES = ("an evaluation", "a save")
+# Operations whose results programs branch on, or which have the size of their values.
+_DECIDING = (
+    "item",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique",
+    "bincount",
+    "arg",
+    "max",
+    "min",
+    "topk",
+    "sort",
+    "multinomial",
+    "nms",
+    "repeat_interleave",
+    "is_nonzero",
+    "equal",
+)
 _GIB = float(1 << 30)
 
 
@@ -215,15 +234,15 @@ class Report:
 
     def _table(self) -> list[str]:
         lines = [
-            f"{'allocator':<11}{'verdict':<19}{'asked for':>11}{'reserved':>11}"
+            f"{'allocator':<11}{'verdict':<19}{'asked for':>12}{'reserved':>12}"
             f"{'margin':>12}{'steps':>7}{'s':>6}"
         ]
         for outcome in self.outcomes:
             run, said = outcome.run, outcome.verdict
             margin = "" if said.margin is None else f"{said.margin / _GIB:+.2f} GiB"
             lines.append(
-                f"{run.allocator:<11}{said.answer:<19}{_gib(run.peak_requested):>11}"
-                f"{_gib(run.peak_reserved):>11}{margin:>12}{run.steps or '':>7}"
+                f"{run.allocator:<11}{said.answer:<19}{format_size(run.peak_requested):>12}"
+                f"{format_size(run.peak_reserved):>12}{margin:>12}{run.steps or '':>7}"
                 f"{run.seconds:>6.0f}"
             )
         return lines
@@ -296,7 +315,7 @@ class Report:
             lines += _wrapped(f"Stopped after {first.steps} optimizer steps.", width)
         if self.not_seen:
             lines += _wrapped(
-                f"Not seen: {', '.join(self.not_seen)}. What they take is not in the peak.",
+                f"Not seen: {', '.join(self.not_seen)}. Their memory is not in the peak.",
                 width,
             )
         return lines
@@ -330,7 +349,7 @@ class Report:
             lines.append(
                 _shortened(
                     f"  {format_size(row['bytes']):>10} {row['blocks']:>5} {blocks} "
-                    f"{row['place']}{kind}{within}",
+                    f"{_end_of(row['place'])}{kind}{within}",
                     width,
                 )
             )
@@ -339,12 +358,14 @@ class Report:
     def _doubts(self, width: int) -> list[str]:
         """What was guessed."""
         lines: list[str] = []
-        if self.guessed:
-            most = list(self.guessed.items())[:6]
-            told = ", ".join(f"{name} {count:,}" for name, count in most)
-            more = f" and {len(self.guessed) - 6} more" if len(self.guessed) > 6 else ""
+        read = {k: n for k, n in self.guessed.items() if k.startswith(_DECIDING)}
+        if read:
+            told = ", ".join(
+                f"{name} {count:,}" for name, count in list(read.items())[:8]
+            )
             lines += _wrapped(
-                f"Values not computed, so results here were guessed: {told}{more} times.",
+                "Random, since it derives from floats that were not computed, and perhaps "
+                f"what decided the program's course (operation, times): {told}",
                 width,
             )
         first = self.outcomes[0].run
@@ -369,16 +390,17 @@ class Report:
         return lines
 
 
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.3f} GiB" if size >= 1 << 20 else format_size(size)
-
-
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _end_of(place: str) -> str:
+    """A place whose path is long, without its beginning."""
+    return place if len(place) <= 52 else f"...{place[-49:]}"
 
 
 def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:

@@ -472,7 +472,7 @@ class Values(TorchDispatchMode):
 
     def _after(self, func: Any, plan: _Plan, args: Any, kwargs: Any, result: Any) -> None:
         """Computes what matters of an operation that has run."""
-        written = []
+        written: list[torch.Tensor] = []
         for position, name, keyword in plan.writes:
             value = kwargs.get(name) if keyword or position >= len(args) else args[position]
             _tensors((value,), written)
