@@ -14,12 +14,35 @@
 
 #define KEEP_ZERO ((size_t)256 << 10) /* fills up to this are written */
 
-/* Set by the values mode around a copy whose contents do not matter. */
+/* Set by the values mode around a copy whose contents do not matter; SIZE_MAX where they
+ * do. 0: as every thread, which copies what comes from the host or goes there, and of device
+ * memory up to `device_skip_above` bytes (0: all): an operation's own copies of large floats
+ * are not worth their pages. */
 static _Thread_local size_t skip_above;
+static size_t device_skip_above;
 
 TA_EXPORT void ta_simcuda_skip_above(size_t bytes) { skip_above = bytes; }
+TA_EXPORT void ta_simcuda_device_skip_above(size_t bytes)
+{
+    __atomic_store_n(&device_skip_above, bytes, __ATOMIC_RELAXED);
+}
 
-int ta_sc_malloc(int device, size_t size, void **ptr) {
+static bool on_device(const void *ptr)
+{
+    ta_sc_range range;
+    return ta_sc_range_find((uintptr_t)ptr, &range) &&
+           (range.kind == TA_SC_DEVICE || range.kind == TA_SC_RESERVED);
+}
+
+static bool skipped(const void *dst, const void *src, size_t size)
+{
+    if (skip_above) return size > skip_above;
+    size_t limit = __atomic_load_n(&device_skip_above, __ATOMIC_RELAXED);
+    return limit && size > limit && on_device(dst) && on_device(src);
+}
+
+int ta_sc_malloc(int device, size_t size, void **ptr)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     *ptr = NULL;
     if (!m) return TA_CU_NOT_INITIALIZED;
@@ -43,7 +66,8 @@ int ta_sc_malloc(int device, size_t size, void **ptr) {
     return TA_CU_OK;
 }
 
-int ta_sc_free(void *ptr) {
+int ta_sc_free(void *ptr)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (!ptr) return TA_CU_OK;
@@ -66,11 +90,13 @@ int ta_sc_free(void *ptr) {
     return ta_sc_status(status);
 }
 
-int ta_sc_host_alloc(size_t size, ta_sc_kind kind, void **ptr) {
+int ta_sc_host_alloc(size_t size, ta_sc_kind kind, void **ptr)
+{
     *ptr = NULL;
     if (!ta_sc_machine_get()) return TA_CU_NOT_INITIALIZED;
     if (!size) return TA_CU_OK;
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return TA_CU_NO_MEMORY;
     if (!ta_sc_range_add((uintptr_t)memory, size, kind, ta_sc_device())) {
         munmap(memory, size);
@@ -80,7 +106,8 @@ int ta_sc_host_alloc(size_t size, ta_sc_kind kind, void **ptr) {
     return TA_CU_OK;
 }
 
-int ta_sc_host_free(void *ptr) {
+int ta_sc_host_free(void *ptr)
+{
     ta_sc_range range;
     if (!ptr) return TA_CU_OK;
     if (!ta_sc_range_find((uintptr_t)ptr, &range) || range.addr != (uintptr_t)ptr ||
@@ -91,7 +118,8 @@ int ta_sc_host_free(void *ptr) {
     return munmap(ptr, range.size) == 0 ? TA_CU_OK : TA_CU_INVALID;
 }
 
-int ta_sc_register(void *ptr, size_t size) {
+int ta_sc_register(void *ptr, size_t size)
+{
     ta_sc_range range;
     if (!ptr || !size) return TA_CU_INVALID;
     if (ta_sc_range_find((uintptr_t)ptr, &range)) return TA_CU_REGISTERED;
@@ -100,7 +128,8 @@ int ta_sc_register(void *ptr, size_t size) {
     return TA_CU_OK;
 }
 
-int ta_sc_unregister(void *ptr) {
+int ta_sc_unregister(void *ptr)
+{
     ta_sc_range range;
     if (!ta_sc_range_find((uintptr_t)ptr, &range) || range.kind != TA_SC_REGISTERED ||
         !ta_sc_range_remove((uintptr_t)ptr, &range))
@@ -108,7 +137,8 @@ int ta_sc_unregister(void *ptr) {
     return TA_CU_OK;
 }
 
-int ta_sc_mem_info(int device, size_t *free_bytes, size_t *total) {
+int ta_sc_mem_info(int device, size_t *free_bytes, size_t *total)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     uint64_t room = 0, all = 0;
@@ -126,16 +156,18 @@ int ta_sc_mem_info(int device, size_t *free_bytes, size_t *total) {
 }
 
 /* Ranges of work that leaves the bytes as they are. */
-static int queue(const ta_sc_machine *m, ta_stream stream, const void *dst, const void *src,
-                 size_t size) {
+static int queue(const ta_sc_machine *m, ta_stream stream, const void *dst,
+                 const void *src, size_t size)
+{
     int device;
     if (!ta_sc_stream_device(stream, &device)) return TA_CU_BAD_HANDLE;
-    ta_sim_range ranges[2] = {{(uintptr_t)dst, size, true}, {(uintptr_t)src, size, false}};
-    return ta_sc_status(
-        ta_sim_launch(m->sim, device, stream, ranges, src ? 2 : 1, -1.0));
+    ta_sim_range ranges[2] = {{(uintptr_t)dst, size, true},
+                              {(uintptr_t)src, size, false}};
+    return ta_sc_status(ta_sim_launch(m->sim, device, stream, ranges, src ? 2 : 1, -1.0));
 }
 
-int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool wait) {
+int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool wait)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (!size) return TA_CU_OK;
@@ -147,31 +179,33 @@ int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool w
         if (unsafe) return unsafe;
     }
     int result;
-    if (skip_above && size > skip_above)
+    if (skipped(dst, src, size))
         result = queue(m, stream, dst, src, size);
     else
-        result = ta_sc_status(ta_sim_copy(m->sim, device, stream, (uintptr_t)dst,
-                                          (uintptr_t)src, size));
+        result = ta_sc_status(
+            ta_sim_copy(m->sim, device, stream, (uintptr_t)dst, (uintptr_t)src, size));
     if (result == TA_CU_OK && wait) result = ta_sc_stream_wait(stream);
     return result;
 }
 
 int ta_sc_copy_2d(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
-                  size_t width, size_t height, ta_stream stream, bool wait) {
+                  size_t width, size_t height, ta_stream stream, bool wait)
+{
     if (width > dst_pitch || width > src_pitch) return TA_CU_INVALID;
     if (width == dst_pitch && width == src_pitch)
         return ta_sc_copy(dst, src, width * height, stream, wait);
     int result = TA_CU_OK;
     for (size_t row = 0; row < height && result == TA_CU_OK; row++)
-        result = ta_sc_copy((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch,
-                            width, stream, false);
+        result = ta_sc_copy((char *)dst + row * dst_pitch,
+                            (const char *)src + row * src_pitch, width, stream, false);
     if (result == TA_CU_OK && wait) result = ta_sc_stream_wait(stream);
     return result;
 }
 
 /* Zeroes without touching: the whole pages inside go back to the system. False where that
  * cannot be, and nothing was done. */
-static bool drop_pages(void *dst, size_t size) {
+static bool drop_pages(void *dst, size_t size)
+{
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = ((uintptr_t)dst + page - 1) / page * page;
     uintptr_t to = ((uintptr_t)dst + size) / page * page;
@@ -181,7 +215,15 @@ static bool drop_pages(void *dst, size_t size) {
     return true;
 }
 
-int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stream, bool wait) {
+/* For the values mode: large integers become zero and take no memory. */
+TA_EXPORT int ta_simcuda_zero(void *dst, size_t size)
+{
+    return drop_pages(dst, size) ? TA_CU_OK : TA_CU_INVALID;
+}
+
+int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stream,
+               bool wait)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     size_t size = count * (size_t)unit;

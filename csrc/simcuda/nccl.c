@@ -1,230 +1,226 @@
-/* nccl.c - collectives, as one rank sees them.
+/* nccl.c - NCCL's functions: communicators and groups.
  *
- * No peer is needed: a communicator of any size exists at once, and every collective is
- * queued work on its stream. Small buffers are filled as if every rank had sent what this
- * one did, so that counts and flags stay plausible; large ones are left alone. Thread-safe. */
+ * Where the ranks are processes of one machine they tell each other small contents
+ * (nccl_peers.c). Alone, with TORCHARENA_SIM_ALONE set or no machine to share, a
+ * communicator of any size exists at once, and every other rank is taken to send what this
+ * one does. The collectives are in nccl_collect.c. Thread-safe as NCCL is: a communicator
+ * is used by one thread at a time. */
+#define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
-#include "simcuda.h"
+#include "nccl.h"
 
-#define KEEP ((size_t)1 << 20) /* bytes up to which contents are made */
-
-enum { NCCL_OK = 0, NCCL_FAILED = 1, NCCL_INVALID = 4 };
-
-typedef struct communicator {
-    int ranks, rank, device;
-} communicator;
 typedef struct unique_id {
     char bytes[128];
 } unique_id;
 
 static const char *const library[] = {"libnccl.so.2", NULL};
 
-static int make(communicator **out, int ranks, int rank) {
-    if (!out || ranks < 1 || rank < 0 || rank >= ranks) return NCCL_INVALID;
-    *out = malloc(sizeof **out);
-    if (!*out) return NCCL_FAILED;
-    **out = (communicator){ranks, rank, ta_sc_device()};
-    return NCCL_OK;
+/* Alone, NCCL's arguments do not say how many ranks a split has: who splits tells. */
+static _Thread_local int next_ranks;
+TA_EXPORT void ta_simcuda_next_group(int ranks) { next_ranks = ranks; }
+
+static int make(ta_nccl_comm **out, int ranks, int rank, const char *name)
+{
+    if (!out || ranks < 1 || rank < 0 || rank >= ranks) return TA_NCCL_INVALID;
+    *out = ta_nccl_comm_new(ranks, rank, name);
+    return *out ? TA_NCCL_OK : TA_NCCL_FAILED;
 }
 
-TA_EXPORT int ncclGetVersion(int *version) {
+static int make_by_id(ta_nccl_comm **out, int ranks, int rank, const unique_id *id)
+{
+    char name[2 * TA_NCCL_ID + 1] = "";
+    static const unsigned char none[TA_NCCL_ID];
+    if (memcmp(id->bytes, none, TA_NCCL_ID) != 0)
+        for (int i = 0; i < TA_NCCL_ID; i++)
+            snprintf(name + 2 * i, 3, "%02x", (unsigned)(unsigned char)id->bytes[i]);
+    return make(out, ranks, rank, name);
+}
+
+TA_EXPORT int ncclGetVersion(int *version)
+{
     int (*ask)(int *);
     *(void **)&ask = ta_sc_real(library, "ncclGetVersion");
     *version = 22809;
-    return ask ? ask(version) : NCCL_OK;
+    return ask ? ask(version) : TA_NCCL_OK;
 }
-TA_EXPORT const char *ncclGetErrorString(int result) {
-    return result == NCCL_OK ? "no error" : "simulated NCCL failed";
+TA_EXPORT const char *ncclGetErrorString(int result)
+{
+    return result == TA_NCCL_OK ? "no error" : "simulated NCCL failed";
 }
-TA_EXPORT const char *ncclGetLastError(const communicator *c) {
+TA_EXPORT const char *ncclGetLastError(const ta_nccl_comm *c)
+{
     (void)c;
     return "";
 }
-TA_EXPORT int ncclGetUniqueId(unique_id *id) {
+TA_EXPORT int ncclGetUniqueId(unique_id *id)
+{
     memset(id, 0x5a, sizeof *id);
-    return NCCL_OK;
+    (void)!getrandom(id->bytes, TA_NCCL_ID, 0);
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommGetUniqueId(const communicator *c, unique_id *id) {
+TA_EXPORT int ncclCommGetUniqueId(const ta_nccl_comm *c, unique_id *id)
+{
     (void)c;
     return ncclGetUniqueId(id);
 }
-TA_EXPORT int ncclCommInitRank(communicator **c, int ranks, unique_id id, int rank) {
-    (void)id;
-    return make(c, ranks, rank);
+TA_EXPORT int ncclCommInitRank(ta_nccl_comm **c, int ranks, unique_id id, int rank)
+{
+    return make_by_id(c, ranks, rank, &id);
 }
-TA_EXPORT int ncclCommInitRankConfig(communicator **c, int ranks, unique_id id, int rank,
-                                     void *config) {
-    (void)id, (void)config;
-    return make(c, ranks, rank);
+TA_EXPORT int ncclCommInitRankConfig(ta_nccl_comm **c, int ranks, unique_id id, int rank,
+                                     void *config)
+{
+    (void)config;
+    return make_by_id(c, ranks, rank, &id);
 }
-TA_EXPORT int ncclCommInitRankScalable(communicator **c, int ranks, int rank, int ids,
-                                       unique_id *id, void *config) {
-    (void)ids, (void)id, (void)config;
-    return make(c, ranks, rank);
+TA_EXPORT int ncclCommInitRankScalable(ta_nccl_comm **c, int ranks, int rank, int ids,
+                                       unique_id *id, void *config)
+{
+    (void)config;
+    return ids > 0 ? make_by_id(c, ranks, rank, id) : TA_NCCL_INVALID;
 }
-TA_EXPORT int ncclCommInitAll(communicator **list, int count, const int *devices) {
+TA_EXPORT int ncclCommInitAll(ta_nccl_comm **list, int count, const int *devices)
+{
     for (int i = 0; i < count; i++) {
-        int result = make(&list[i], count, i);
-        if (result != NCCL_OK) return result;
+        int result = make(&list[i], count, i, "");
+        if (result != TA_NCCL_OK) return result;
         list[i]->device = devices ? devices[i] : i;
     }
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommSplit(const communicator *c, int color, int key, communicator **out,
-                            void *config) {
-    (void)key, (void)config;
+/* The same on every rank of the child, another for every child. */
+static void name_child(ta_nccl_comm *c, int color, char name[TA_NCCL_NAME])
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char *at = c->name; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 0x100000001b3;
+    hash = (hash ^ (unsigned)++c->splits) * 0x100000001b3;
+    hash = (hash ^ (unsigned)color) * 0x100000001b3;
+    snprintf(name, TA_NCCL_NAME, "%.8s-%016llx", c->name, (unsigned long long)hash);
+}
+/* Ranks of one color, in the order of their keys, then of their ranks. */
+static int split(ta_nccl_comm *c, int color, int key, int *ranks, int *rank)
+{
+    int mine[2] = {color, key};
+    *ranks = 0, *rank = 0;
+    ta_nccl_tell(c, mine, sizeof mine);
+    for (int i = 0; i < c->ranks; i++) {
+        int theirs[2] = {color, key};
+        if (i != c->rank && !ta_nccl_hear(c, i, theirs, 0, sizeof theirs, sizeof theirs))
+            return TA_NCCL_FAILED;
+        if (theirs[0] != color) continue;
+        ++*ranks;
+        *rank += theirs[1] < key || (theirs[1] == key && i < c->rank);
+    }
+    return TA_NCCL_OK;
+}
+TA_EXPORT int ncclCommSplit(ta_nccl_comm *c, int color, int key, ta_nccl_comm **out,
+                            void *config)
+{
+    (void)config;
     *out = NULL;
-    return color < 0 ? NCCL_OK : make(out, c->ranks, c->rank);
+    char name[TA_NCCL_NAME];
+    int ranks, rank;
+    if (!c) return TA_NCCL_INVALID;
+    name_child(c, color, name);
+    if (!c->alone && split(c, color, key, &ranks, &rank) == TA_NCCL_OK)
+        return color < 0 ? TA_NCCL_OK : make(out, ranks, rank, name);
+    if (color < 0) return TA_NCCL_OK;
+    ranks = next_ranks > 0 ? next_ranks : c->ranks;
+    int result = make(out, ranks, key >= 0 && key < ranks ? key : 0, "");
+    if (result == TA_NCCL_OK) (*out)->sized = next_ranks > 0;
+    return result;
 }
-TA_EXPORT int ncclCommShrink(const communicator *c, int *excluded, int count,
-                             communicator **out, void *config, int flags) {
-    (void)excluded, (void)config, (void)flags;
-    int ranks = c->ranks - count;
-    return make(out, ranks, c->rank < ranks ? c->rank : ranks - 1);
+TA_EXPORT int ncclCommShrink(ta_nccl_comm *c, int *excluded, int count,
+                             ta_nccl_comm **out, void *config, int flags)
+{
+    (void)config, (void)flags;
+    if (!c || count < 0 || count >= c->ranks) return TA_NCCL_INVALID;
+    int rank = c->rank;
+    for (int i = 0; i < count; i++) rank -= excluded[i] < c->rank;
+    char name[TA_NCCL_NAME];
+    name_child(c, -1, name);
+    return make(out, c->ranks - count, rank, name);
 }
-TA_EXPORT int ncclCommDestroy(communicator *c) {
-    free(c);
-    return NCCL_OK;
+TA_EXPORT int ncclCommDestroy(ta_nccl_comm *c)
+{
+    ta_nccl_comm_free(c);
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommAbort(communicator *c) { return ncclCommDestroy(c); }
-TA_EXPORT int ncclCommFinalize(communicator *c) {
+TA_EXPORT int ncclCommAbort(ta_nccl_comm *c) { return ncclCommDestroy(c); }
+TA_EXPORT int ncclCommFinalize(ta_nccl_comm *c)
+{
     (void)c;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommGetAsyncError(const communicator *c, int *error) {
+TA_EXPORT int ncclCommGetAsyncError(const ta_nccl_comm *c, int *error)
+{
     (void)c;
-    *error = NCCL_OK;
-    return NCCL_OK;
+    *error = TA_NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommCount(const communicator *c, int *count) {
+TA_EXPORT int ncclCommCount(const ta_nccl_comm *c, int *count)
+{
     *count = c->ranks;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommUserRank(const communicator *c, int *rank) {
+TA_EXPORT int ncclCommUserRank(const ta_nccl_comm *c, int *rank)
+{
     *rank = c->rank;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommCuDevice(const communicator *c, int *device) {
+TA_EXPORT int ncclCommCuDevice(const ta_nccl_comm *c, int *device)
+{
     *device = c->device;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommRegister(const communicator *c, void *buffer, size_t size, void **out) {
+TA_EXPORT int ncclCommRegister(const ta_nccl_comm *c, void *buffer, size_t size,
+                               void **out)
+{
     (void)c, (void)size;
     *out = buffer;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommDeregister(const communicator *c, void *handle) {
+TA_EXPORT int ncclCommDeregister(const ta_nccl_comm *c, void *handle)
+{
     (void)c, (void)handle;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclCommWindowRegister(const communicator *c, void *buffer, size_t size,
-                                     void **out, int flags) {
+TA_EXPORT int ncclCommWindowRegister(const ta_nccl_comm *c, void *buffer, size_t size,
+                                     void **out, int flags)
+{
     (void)flags;
     return ncclCommRegister(c, buffer, size, out);
 }
-TA_EXPORT int ncclCommWindowDeregister(const communicator *c, void *window) {
+TA_EXPORT int ncclCommWindowDeregister(const ta_nccl_comm *c, void *window)
+{
     return ncclCommDeregister(c, window);
 }
-TA_EXPORT int ncclGroupStart(void) { return NCCL_OK; }
-TA_EXPORT int ncclGroupEnd(void) { return NCCL_OK; }
-TA_EXPORT int ncclGroupSimulateEnd(void *info) {
+TA_EXPORT int ncclGroupSimulateEnd(void *info)
+{
     (void)info;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclRedOpCreatePreMulSum(int *op) {
+TA_EXPORT int ncclRedOpCreatePreMulSum(int *op)
+{
     *op = 5; /* the first beyond the fixed ones */
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclRedOpDestroy(int op) {
+TA_EXPORT int ncclRedOpDestroy(int op)
+{
     (void)op;
-    return NCCL_OK;
+    return TA_NCCL_OK;
 }
-TA_EXPORT int ncclMemAlloc(void **ptr, size_t size) {
-    return ta_sc_malloc(ta_sc_device(), size, ptr) == TA_CU_OK ? NCCL_OK : NCCL_FAILED;
+TA_EXPORT int ncclMemAlloc(void **ptr, size_t size)
+{
+    return ta_sc_malloc(ta_sc_device(), size, ptr) == TA_CU_OK ? TA_NCCL_OK
+                                                               : TA_NCCL_FAILED;
 }
-TA_EXPORT int ncclMemFree(void *ptr) {
-    return ta_sc_free(ptr) == TA_CU_OK ? NCCL_OK : NCCL_FAILED;
-}
-
-/* --- collectives ---------------------------------------------------------------------- */
-static size_t bytes(size_t count, int type) {
-    /* by ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half, float, double,
-       bfloat16, the two float8 */
-    static const unsigned char widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-    return count * (type >= 0 && type < (int)sizeof widths ? widths[type] : 4);
-}
-
-/* `copies` pieces of recv become what this rank sent. */
-static int collective(const void *send, void *recv, size_t size, int copies,
-                      ta_stream stream) {
-    int result = ta_sc_launch(stream);
-    for (int i = 0; i < copies && result == TA_CU_OK; i++) {
-        char *to = (char *)recv + (size_t)i * size;
-        if (size * (size_t)copies <= KEEP && to != send && size)
-            result = ta_sc_copy(to, send, size, stream, false);
-    }
-    return result == TA_CU_OK ? NCCL_OK : NCCL_FAILED;
-}
-
-TA_EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op,
-                            const communicator *c, ta_stream stream) {
-    (void)op;
-    return c ? collective(send, recv, bytes(count, type), 1, stream) : NCCL_INVALID;
-}
-TA_EXPORT int ncclReduce(const void *send, void *recv, size_t count, int type, int op,
-                         int root, const communicator *c, ta_stream stream) {
-    (void)op;
-    if (!c) return NCCL_INVALID;
-    return collective(send, recv, bytes(count, type), root == c->rank, stream);
-}
-TA_EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root,
-                            const communicator *c, ta_stream stream) {
-    if (!c) return NCCL_INVALID;
-    return collective(send, recv, bytes(count, type), root == c->rank, stream);
-}
-TA_EXPORT int ncclBcast(void *buffer, size_t count, int type, int root,
-                        const communicator *c, ta_stream stream) {
-    (void)buffer, (void)count, (void)type, (void)root;
-    return c ? collective(NULL, NULL, 0, 0, stream) : NCCL_INVALID;
-}
-TA_EXPORT int ncclAllGather(const void *send, void *recv, size_t count, int type,
-                            const communicator *c, ta_stream stream) {
-    return c ? collective(send, recv, bytes(count, type), c->ranks, stream) : NCCL_INVALID;
-}
-TA_EXPORT int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op,
-                                const communicator *c, ta_stream stream) {
-    (void)op;
-    if (!c) return NCCL_INVALID;
-    size_t size = bytes(count, type);
-    return collective((const char *)send + (size_t)c->rank * size, recv, size, 1, stream);
-}
-TA_EXPORT int ncclAlltoAll(const void *send, void *recv, size_t count, int type,
-                           const communicator *c, ta_stream stream) {
-    if (!c) return NCCL_INVALID;
-    return collective(send, recv, bytes(count, type) * (size_t)c->ranks, 1, stream);
-}
-TA_EXPORT int ncclGather(const void *send, void *recv, size_t count, int type, int root,
-                         const communicator *c, ta_stream stream) {
-    if (!c) return NCCL_INVALID;
-    int copies = root == c->rank ? c->ranks : 0;
-    return collective(send, recv, bytes(count, type), copies, stream);
-}
-TA_EXPORT int ncclScatter(const void *send, void *recv, size_t count, int type, int root,
-                          const communicator *c, ta_stream stream) {
-    if (!c) return NCCL_INVALID;
-    size_t size = bytes(count, type);
-    return collective((const char *)send + (size_t)c->rank * size, recv, size,
-                      root == c->rank, stream);
-}
-TA_EXPORT int ncclSend(const void *send, size_t count, int type, int peer,
-                       const communicator *c, ta_stream stream) {
-    (void)send, (void)count, (void)type, (void)peer;
-    return c ? collective(NULL, NULL, 0, 0, stream) : NCCL_INVALID;
-}
-TA_EXPORT int ncclRecv(void *recv, size_t count, int type, int peer, const communicator *c,
-                       ta_stream stream) {
-    (void)recv, (void)count, (void)type, (void)peer;
-    return c ? collective(NULL, NULL, 0, 0, stream) : NCCL_INVALID;
+TA_EXPORT int ncclMemFree(void *ptr)
+{
+    return ta_sc_free(ptr) == TA_CU_OK ? TA_NCCL_OK : TA_NCCL_FAILED;
 }

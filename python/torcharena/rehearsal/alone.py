@@ -12,6 +12,8 @@ import importlib
 import threading
 from typing import Any
 
+from . import ranks
+
 __all__ = ["environment", "install"]
 
 _ID = 128  # bytes of a NCCL id, what a rank other than 0 is given
@@ -32,6 +34,10 @@ def environment(world_size: int, rank: int, local_world_size: int) -> dict[str, 
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "rehearsal",
+        "TORCHARENA_SIM_ALONE": "1",  # for NCCL's stand-ins
+        # Its thread would ask the store, which is Python's, at the very end too.
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
 
 
@@ -122,9 +128,9 @@ def install(world_size: int, rank: int) -> None:
             kwargs["backend"] = without_gloo(kwargs["backend"])
         return new_group(*args, **kwargs)
 
-    for module in (dist, c10d):
-        module.init_process_group = init_process_group
-        module.new_group = new
+    ranks.replace(dist, "init_process_group", init_process_group)
+    ranks.replace(dist, "new_group", new)
+    ranks.install(dist, store, rank)
 
 
 def _register_fake() -> None:

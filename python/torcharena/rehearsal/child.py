@@ -371,6 +371,10 @@ class Watch:
         result["workspaces"] = _workspaces()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
+        if self.job.world_size is not None:
+            from . import ranks
+
+            result["ranks"] = ranks.report()
         if error is not None:
             result["error"] = f"{type(error).__name__}: {error}"
             result["traceback"] = self.frames(error.__traceback__)

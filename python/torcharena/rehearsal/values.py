@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ __all__ = ["Values", "DEFAULT_LIMIT"]
 
 DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
 _WORK = 1 << 25  # multiplications up to which a product is computed
+_WIDEST = 8  # bytes of an element
+_ALL = (1 << 64) - 1
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
 _aten = torch.ops.aten
 
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
-_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM = range(7)
+_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM, _RANKS = range(8)
 
 # Integers in their results are for the backward pass alone, or states of generators.
 _LEFT_ALONE = (
@@ -81,6 +84,7 @@ _INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_im
              "_unsafe_index_put")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution",
              "convolution_backward", "cudnn_convolution", "addmv", "mv", "linear")
+_ZEROS = ("zero_", "zeros", "zeros_like", "new_zeros")
 _EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
 _CHOICES = ("argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial", "mode")
 
@@ -101,7 +105,9 @@ class _Plan:
         ]
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         returns = schema.returns
-        if name == "_local_scalar_dense":
+        if schema.name.startswith(("c10d::", "_c10d_functional")):
+            self.kind = _RANKS
+        elif name == "_local_scalar_dense":
             self.kind = _ITEM
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
@@ -193,8 +199,14 @@ class Values(TorchDispatchMode):
             skip = ctypes.CDLL(None).ta_simcuda_skip_above
             skip.argtypes, skip.restype = [ctypes.c_size_t], None
             self.skip: Any = skip
+            device_skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
+            device_skip.argtypes, device_skip.restype = [ctypes.c_size_t], None
+            self.device_skip: Any = device_skip
+            zero = ctypes.CDLL(None).ta_simcuda_zero
+            zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+            self.zero: Any = zero
         except AttributeError:
-            self.skip = None
+            self.skip = self.device_skip = self.zero = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -219,6 +231,8 @@ class Values(TorchDispatchMode):
 
         self.printing: Any = inner
         printing._str_intern = printed
+        if self.device_skip is not None:
+            self.device_skip(self.limit * _WIDEST)
         super().__enter__()
         return self
 
@@ -227,6 +241,24 @@ class Values(TorchDispatchMode):
 
         super().__exit__(*error)
         printing._str_intern = self.printing
+        if self.device_skip is not None:
+            self.device_skip(0)
+
+    @contextlib.contextmanager
+    def exactly(self, tensors: list[torch.Tensor]) -> Iterator[None]:
+        """Copies of large integers on the device are made, unlike those of floats."""
+        large = self.skip is not None and any(
+            not _is_float(t) and t.numel() * t.element_size() > self.limit * _WIDEST
+            for t in tensors
+        )
+        if not large:
+            yield
+            return
+        self.skip(_ALL)
+        try:
+            yield
+        finally:
+            self.skip(0)
 
     def again(self) -> Any:
         """The mode itself, without what entering it at first does."""
@@ -324,6 +356,8 @@ class Values(TorchDispatchMode):
         kind = plan.kind
         if kind == _VIEW or kind == _LEAVE:
             return func(*args, **kwargs)
+        if kind == _RANKS:
+            return self._between_ranks(func, plan, args, kwargs)
         if kind == _ITEM:
             return self._item(func, args)
         if kind == _COPY:
@@ -338,6 +372,21 @@ class Values(TorchDispatchMode):
                 return self._sized_by_values(func, plan, args, kwargs, inputs)
         result = func(*args, **kwargs)
         self._after(func, plan, args, kwargs, result)
+        return result
+
+    def _between_ranks(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        """Small contents are the stand-ins' of NCCL, but for small floats out of large ones."""
+        inputs = _tensors(args, [])
+        with self.exactly(inputs):
+            result = func(*args, **kwargs)
+        outputs = [t for t in _tensors((result,), []) if t.is_cuda]
+        places = {id(t) for t in outputs}
+        if any(id(t) not in places and not self.known(t) for t in inputs):
+            wanted = [t for t in outputs if t.numel() and _is_float(t) and self.known(t)]
+            if wanted:
+                self.guessed[plan.name] += 1
+            for tensor in wanted:
+                self.fill(tensor)
         return result
 
     def _item(self, func: Any, args: Any) -> Any:
@@ -355,11 +404,13 @@ class Values(TorchDispatchMode):
         )
         if large:
             self.skip(self.limit)
-        try:
-            result = func(*args, **kwargs)
-        finally:
-            if large:
+            try:
+                result = func(*args, **kwargs)
+            finally:
                 self.skip(0)
+        else:
+            with self.exactly(inputs):
+                result = func(*args, **kwargs)
         if large:
             return result
         source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
@@ -429,6 +480,8 @@ class Values(TorchDispatchMode):
         wanted = [t for t in outputs if t.numel() and t.is_cuda and self.known(t)]
         if not wanted:
             return
+        if plan.name in _ZEROS and self._zeroed(outputs):
+            return
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
@@ -462,6 +515,14 @@ class Values(TorchDispatchMode):
             if tensor.is_cuda and tensor.numel() and self.known(tensor):
                 if tensor.shape == value.shape:
                     _view(tensor).copy_(value)
+
+    def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
+        """Large zeros are made by giving their pages back."""
+        tensor = outputs[0]
+        size = tensor.numel() * tensor.element_size()
+        if self.zero is None or size <= self.limit * _WIDEST or not tensor.is_contiguous():
+            return False
+        return bool(self.zero(tensor.data_ptr(), size) == 0)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
