@@ -38,8 +38,13 @@ void ta_addresses_trim(ta_device *d)
         ta_lock_take(&a->lock);
         for (ta_chunk *c = a->chunks, *next; c; c = next) {
             next = c->next;
-            if (!ta_chunk_empty(c) || ta_call_unreserve(d, c->addr, c->size)) continue;
+            if (!ta_chunk_empty(c)) continue;
+            /* Before the range goes: another device may get the same addresses at once. */
             ta_lookup_clear(d, c);
+            if (ta_call_unreserve(d, c->addr, c->size)) {
+                ta_lookup_set(d, c);
+                continue;
+            }
             count_addresses(d, c->size, false);
             ta_arena_drop_chunk(a, c);
             ta_chunk_retire(d, c);

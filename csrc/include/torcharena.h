@@ -202,7 +202,7 @@ typedef struct ta_stats {
         calls_access, calls_event; /* driver calls, by kind; a range counts once */
     uint64_t arenas, streams;
     uint64_t pool_arenas; /* of the arenas: those of graph pools */
-    uint64_t holes[3]; /* free pieces between blocks, by kind, with or without pages */
+    uint64_t holes[3];    /* free pieces between blocks, by kind, with or without pages */
 } ta_stats;
 /* TA_INVALID for a device never used: *stats is then all zero, limits included. */
 TA_API ta_status ta_get_stats(ta_allocator *allocator, int device, ta_stats *stats);

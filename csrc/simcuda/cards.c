@@ -14,7 +14,8 @@ static const ta_sc_card cards[] = {
 };
 enum { CARDS = sizeof cards / sizeof *cards };
 
-static const ta_sc_card *card_of(const char *key, size_t length) {
+static const ta_sc_card *card_of(const char *key, size_t length)
+{
     for (size_t i = 0; i < CARDS; i++)
         if (strlen(cards[i].key) == length && !memcmp(cards[i].key, key, length))
             return &cards[i];
@@ -22,10 +23,12 @@ static const ta_sc_card *card_of(const char *key, size_t length) {
 }
 
 /* Digits, perhaps with a fraction, then MiB, GiB, TiB or the unit without its B. */
-static bool size_of(const char *text, uint64_t *bytes) {
+static bool size_of(const char *text, uint64_t *bytes)
+{
     char *end;
     double value = strtod(text, &end);
-    static const char *const units[] = {"KiB", "Ki", "MiB", "Mi", "GiB", "Gi", "TiB", "Ti"};
+    static const char *const units[] = {"KiB", "Ki", "MiB", "Mi",
+                                        "GiB", "Gi", "TiB", "Ti"};
     if (end == text || !(value > 0)) return false;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         if (strcmp(end, units[i]) != 0) continue;
@@ -37,7 +40,8 @@ static bool size_of(const char *text, uint64_t *bytes) {
     return false;
 }
 
-bool ta_sc_find_card(const char *text, ta_sc_card *card) {
+bool ta_sc_find_card(const char *text, ta_sc_card *card)
+{
     const char *colon = strchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : strlen(text);
     const ta_sc_card *known = card_of(text, length);
@@ -56,7 +60,8 @@ bool ta_sc_find_card(const char *text, ta_sc_card *card) {
 }
 
 /* For the command line's list: the i-th card's key, name and memory. */
-TA_EXPORT const char *ta_simcuda_card(int index, const char **name, uint64_t *memory) {
+TA_EXPORT const char *ta_simcuda_card(int index, const char **name, uint64_t *memory)
+{
     if (index < 0 || index >= CARDS) return NULL;
     if (name) *name = cards[index].name;
     if (memory) *memory = cards[index].memory;

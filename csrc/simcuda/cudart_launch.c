@@ -16,13 +16,15 @@ typedef struct dim3 {
 /* --- registration (before main) ----------------------------------------------------------- */
 static char registered; /* its address is every fat binary's handle */
 
-TA_EXPORT void **__cudaRegisterFatBinary(void *binary) {
+TA_EXPORT void **__cudaRegisterFatBinary(void *binary)
+{
     (void)binary;
     return (void **)(void *)&registered;
 }
 TA_EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 TA_EXPORT void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
-TA_EXPORT char __cudaInitModule(void **handle) {
+TA_EXPORT char __cudaInitModule(void **handle)
+{
     (void)handle;
     return 1;
 }
@@ -38,7 +40,8 @@ static _Thread_local struct {
     ta_stream stream;
 } pushed;
 TA_EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
-                                               ta_stream stream) {
+                                               ta_stream stream)
+{
     pushed.grid = grid;
     pushed.block = block;
     pushed.shared = shared;
@@ -46,7 +49,8 @@ TA_EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t sha
     return 0;
 }
 TA_EXPORT int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared,
-                                         ta_stream *stream) {
+                                         ta_stream *stream)
+{
     *grid = pushed.grid;
     *block = pushed.block;
     *shared = pushed.shared;
@@ -54,13 +58,15 @@ TA_EXPORT int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared
     return 0;
 }
 /* CUDA 13's stubs turn the host function into a kernel handle first. */
-TA_EXPORT int __cudaGetKernel(void **kernel, const void *function) {
+TA_EXPORT int __cudaGetKernel(void **kernel, const void *function)
+{
     *kernel = (void *)(uintptr_t)function;
     return 0;
 }
 
 /* --- launches ------------------------------------------------------------------------------ */
-static int launch(const void *kernel, dim3 grid, dim3 block, ta_stream stream) {
+static int launch(const void *kernel, dim3 grid, dim3 block, ta_stream stream)
+{
     if (!kernel) NOTE(TA_CU_INVALID);
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     /* As on the device: an empty grid or too large a block is a bad configuration (9). */
@@ -70,17 +76,20 @@ static int launch(const void *kernel, dim3 grid, dim3 block, ta_stream stream) {
     NOTE(ta_sc_launch(stream));
 }
 TA_EXPORT int cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args,
-                               size_t shared, ta_stream stream) {
+                               size_t shared, ta_stream stream)
+{
     (void)args, (void)shared;
     return launch(kernel, grid, block, stream);
 }
 TA_EXPORT int __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args,
-                                 size_t shared, ta_stream stream) {
+                                 size_t shared, ta_stream stream)
+{
     (void)args, (void)shared;
     return launch(kernel, grid, block, stream);
 }
 TA_EXPORT int cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block,
-                                          void **args, size_t shared, ta_stream stream) {
+                                          void **args, size_t shared, ta_stream stream)
+{
     (void)args, (void)shared;
     return launch(kernel, grid, block, stream);
 }
@@ -92,7 +101,8 @@ struct launch_config {
     unsigned count;
 };
 TA_EXPORT int cudaLaunchKernelExC(const struct launch_config *config, const void *kernel,
-                                  void **args) {
+                                  void **args)
+{
     (void)args;
     return launch(kernel, config->grid, config->block, config->stream);
 }
@@ -100,10 +110,11 @@ TA_EXPORT int cudaLaunchKernelExC(const struct launch_config *config, const void
 /* --- facts about kernels --------------------------------------------------------------------- */
 struct func_attributes {
     size_t shared, constant, local;
-    int max_threads, registers, ptx_version, binary_version, cache_mode, max_dynamic_shared,
-        carveout;
+    int max_threads, registers, ptx_version, binary_version, cache_mode,
+        max_dynamic_shared, carveout;
 };
-TA_EXPORT int cudaFuncGetAttributes(struct func_attributes *a, const void *kernel) {
+TA_EXPORT int cudaFuncGetAttributes(struct func_attributes *a, const void *kernel)
+{
     (void)kernel;
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) NOTE(TA_CU_NOT_INITIALIZED);
@@ -116,59 +127,69 @@ TA_EXPORT int cudaFuncGetAttributes(struct func_attributes *a, const void *kerne
                                   .carveout = -1};
     return TA_CU_OK;
 }
-TA_EXPORT int cudaFuncSetAttribute(const void *kernel, int attribute, int value) {
+TA_EXPORT int cudaFuncSetAttribute(const void *kernel, int attribute, int value)
+{
     (void)kernel, (void)attribute, (void)value;
     return TA_CU_OK;
 }
-TA_EXPORT int cudaFuncSetCacheConfig(const void *kernel, int config) {
+TA_EXPORT int cudaFuncSetCacheConfig(const void *kernel, int config)
+{
     (void)kernel, (void)config;
     return TA_CU_OK;
 }
-TA_EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel,
-                                                            int size, size_t shared) {
+TA_EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
+                                                            const void *kernel, int size,
+                                                            size_t shared)
+{
     (void)kernel;
     NOTE(ta_sc_occupancy(blocks, size, shared));
 }
-TA_EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks,
-                                                                     const void *kernel,
-                                                                     int size, size_t shared,
-                                                                     unsigned flags) {
+TA_EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int *blocks, const void *kernel, int size, size_t shared, unsigned flags)
+{
     (void)kernel, (void)flags;
     NOTE(ta_sc_occupancy(blocks, size, shared));
 }
 TA_EXPORT int cudaOccupancyMaxActiveClusters(int *clusters, const void *kernel,
-                                             const struct launch_config *config) {
+                                             const struct launch_config *config)
+{
     (void)kernel;
     dim3 block = config->block;
     NOTE(ta_sc_occupancy(clusters, (int)(block.x * block.y * block.z), config->shared));
 }
 /* Device variables live at their host shadows. */
-TA_EXPORT int cudaGetSymbolAddress(void **address, const void *symbol) {
+TA_EXPORT int cudaGetSymbolAddress(void **address, const void *symbol)
+{
     *address = (void *)(uintptr_t)symbol;
     return TA_CU_OK;
 }
-TA_EXPORT int cudaGetFuncBySymbol(void **function, const void *symbol) {
+TA_EXPORT int cudaGetFuncBySymbol(void **function, const void *symbol)
+{
     *function = (void *)(uintptr_t)symbol;
     return TA_CU_OK;
 }
 
 /* --- libraries loaded at run time -------------------------------------------------------------- */
-TA_EXPORT int cudaLibraryLoadData(void **library, const void *code) {
+TA_EXPORT int cudaLibraryLoadData(void **library, const void *code)
+{
     (void)code;
     *library = (void *)&registered;
     return TA_CU_OK;
 }
-TA_EXPORT int cudaLibraryUnload(void *library) {
+TA_EXPORT int cudaLibraryUnload(void *library)
+{
     (void)library;
     return TA_CU_OK;
 }
-TA_EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
+TA_EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name)
+{
     (void)library, (void)name;
     *kernel = (void *)&registered;
     return TA_CU_OK;
 }
 TA_EXPORT int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value,
-                                              int device) {
+                                              int device)
+{
     (void)kernel, (void)attribute, (void)value, (void)device;
     return TA_CU_OK;
 }

@@ -16,41 +16,41 @@
 #include "cudnn_real.h"
 
 enum { /* cudnnBackendAttributeType_t */
-    TYPE_HANDLE = 0,
-    TYPE_INT64 = 3,
-    TYPE_DESCRIPTOR = 15,
-    TYPE_BEHAVIOR = 19,
-    TYPE_CHAR = 24,
-    TYPE_FRACTION = 26
+       TYPE_HANDLE = 0,
+       TYPE_INT64 = 3,
+       TYPE_DESCRIPTOR = 15,
+       TYPE_BEHAVIOR = 19,
+       TYPE_CHAR = 24,
+       TYPE_FRACTION = 26
 };
 enum { /* cudnnBackendAttributeName_t */
-    HEURISTIC_MODE = 200,
-    HEURISTIC_GRAPH = 201,
-    HEURISTIC_RESULTS = 202,
-    HEURISTIC_DEVICE = 204,
-    CONFIG_ENGINE = 300,
-    CONFIG_WORKSPACE = 303,
-    CONFIG_SHARED = 304,
-    PLAN_CONFIG = 401,
-    PLAN_WORKSPACE = 402,
-    PLAN_JSON = 405,
-    PLAN_DEVICE = 407,
-    GRAPH_ENGINES = 802,
-    ENGINE_GRAPH = 1300,
-    ENGINE_INDEX = 1301,
-    ENGINE_BEHAVIOR = 1305,
-    ENGINE_DEVICE = 1307,
-    DEVICE_ID = 2700,
-    DEVICE_HANDLE = 2701,
-    DEVICE_JSON = 2702
+       HEURISTIC_MODE = 200,
+       HEURISTIC_GRAPH = 201,
+       HEURISTIC_RESULTS = 202,
+       HEURISTIC_DEVICE = 204,
+       CONFIG_ENGINE = 300,
+       CONFIG_WORKSPACE = 303,
+       CONFIG_SHARED = 304,
+       PLAN_CONFIG = 401,
+       PLAN_WORKSPACE = 402,
+       PLAN_JSON = 405,
+       PLAN_DEVICE = 407,
+       GRAPH_ENGINES = 802,
+       ENGINE_GRAPH = 1300,
+       ENGINE_INDEX = 1301,
+       ENGINE_BEHAVIOR = 1305,
+       ENGINE_DEVICE = 1307,
+       DEVICE_ID = 2700,
+       DEVICE_HANDLE = 2701,
+       DEVICE_JSON = 2702
 };
 enum { /* cudnnBackendDescriptorType_t */
-    ENGINE = 2,
-    CONFIG = 3,
-    HEURISTIC = 4,
-    PLAN = 5,
-    VARIANT_PACK = 16,
-    DEVICE = 38
+       ENGINE = 2,
+       CONFIG = 3,
+       HEURISTIC = 4,
+       PLAN = 5,
+       VARIANT_PACK = 16,
+       DEVICE = 38
 };
 enum { MODE_FALLBACK = 2, RUNTIME_COMPILATION = 0 };
 
@@ -65,21 +65,23 @@ typedef struct attribute {
 typedef struct descriptor {
     int type;
     int holders;
-    int rank;   /* of a configuration or plan: its place in the heuristic's list */
-    void *twin; /* in the real library; NULL: none */
+    int rank;     /* of a configuration or plan: its place in the heuristic's list */
+    void *twin;   /* in the real library; NULL: none */
     bool planned; /* a plan that knows its workspace without a twin */
     int64_t workspace;
     attribute *attributes;
 } descriptor;
 
-static size_t width(int type) {
+static size_t width(int type)
+{
     /* by cudnnBackendAttributeType_t; an enum is 4 bytes */
-    static const unsigned char widths[] = {8, 4, 1, 8, 4, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4,
-                                           8, 4, 4, 4, 4, 4, 4, 4, 4, 1, 4, 16};
+    static const unsigned char widths[] = {8, 4, 1, 8, 4, 8, 8, 4, 4, 4, 4, 4, 4, 4,
+                                           4, 8, 4, 4, 4, 4, 4, 4, 4, 4, 1, 4, 16};
     return type >= 0 && type <= TYPE_FRACTION ? widths[type] : 4;
 }
 
-static descriptor *make(int type) {
+static descriptor *make(int type)
+{
     descriptor *d = calloc(1, sizeof *d);
     if (d) *d = (descriptor){.type = type, .holders = 1};
     return d;
@@ -87,7 +89,8 @@ static descriptor *make(int type) {
 
 static void drop(descriptor *d);
 
-static void clear(attribute *a) {
+static void clear(attribute *a)
+{
     for (int64_t i = 0; a->type == TYPE_DESCRIPTOR && i < a->count; i++)
         drop(((descriptor **)a->data)[i]);
     free(a->data);
@@ -95,7 +98,8 @@ static void clear(attribute *a) {
     a->count = 0;
 }
 
-static void drop(descriptor *d) {
+static void drop(descriptor *d)
+{
     if (!d || __atomic_sub_fetch(&d->holders, 1, __ATOMIC_ACQ_REL)) return;
     for (attribute *a = d->attributes, *next; a; a = next) {
         next = a->next;
@@ -106,13 +110,15 @@ static void drop(descriptor *d) {
     free(d);
 }
 
-static attribute *find(const descriptor *d, int name) {
+static attribute *find(const descriptor *d, int name)
+{
     attribute *a = d->attributes;
     while (a && a->name != name) a = a->next;
     return a;
 }
 
-static int set(descriptor *d, int name, int type, int64_t count, const void *values) {
+static int set(descriptor *d, int name, int type, int64_t count, const void *values)
+{
     attribute *a = find(d, name);
     size_t bytes = (size_t)count * width(type);
     void *data = malloc(bytes ? bytes : 1);
@@ -141,7 +147,8 @@ static int set(descriptor *d, int name, int type, int64_t count, const void *val
 }
 
 /* Makes `to` say what `from` says. */
-static int copy(descriptor *to, const descriptor *from) {
+static int copy(descriptor *to, const descriptor *from)
+{
     int result = DNN_OK;
     for (const attribute *a = from->attributes; a && result == DNN_OK; a = a->next)
         result = set(to, a->name, a->type, a->count, a->data);
@@ -149,17 +156,20 @@ static int copy(descriptor *to, const descriptor *from) {
 }
 
 /* --- twins ---------------------------------------------------------------------------------- */
-static void make_twin(descriptor *d) {
+static void make_twin(descriptor *d)
+{
     const ta_sc_real_dnn *real = d->type == VARIANT_PACK ? NULL : ta_sc_real_dnn_get();
     if (real && real->create(d->type, &d->twin) != DNN_OK) d->twin = NULL;
 }
-static void drop_twin(descriptor *d) {
+static void drop_twin(descriptor *d)
+{
     if (d->twin) ta_sc_real_dnn_get()->destroy(d->twin);
     d->twin = NULL;
 }
 
 /* The twins of `count` descriptors, in memory of the caller's. NULL where one has none. */
-static void **twins(descriptor *const *all, int64_t count) {
+static void **twins(descriptor *const *all, int64_t count)
+{
     void **found = calloc((size_t)count + 1, sizeof *found);
     for (int64_t i = 0; found && i < count; i++) {
         if (all[i] && all[i]->twin) {
@@ -173,7 +183,8 @@ static void **twins(descriptor *const *all, int64_t count) {
 }
 
 /* Sets it on the twin. Whoever refers to a descriptor without one loses its own. */
-static int set_twin(descriptor *d, int name, int type, int64_t count, const void *values) {
+static int set_twin(descriptor *d, int name, int type, int64_t count, const void *values)
+{
     const ta_sc_real_dnn *real = ta_sc_real_dnn_get();
     if (type == TYPE_HANDLE || name == DEVICE_ID || name == DEVICE_HANDLE) return DNN_OK;
     if (type != TYPE_DESCRIPTOR) return real->set(d->twin, name, type, count, values);
@@ -188,7 +199,8 @@ static int set_twin(descriptor *d, int name, int type, int64_t count, const void
 }
 
 /* Whether the plan's engine is a kernel that finalizing would compile: seconds each. */
-static bool compiles(const void *config) {
+static bool compiles(const void *config)
+{
     const ta_sc_real_dnn *real = ta_sc_real_dnn_get();
     int32_t notes[16] = {0};
     int64_t count = 0;
@@ -198,13 +210,15 @@ static bool compiles(const void *config) {
     if (real->get((void *)config, CONFIG_ENGINE, TYPE_DESCRIPTOR, 1, &count, &engine) ==
             DNN_OK &&
         real->get(engine, ENGINE_BEHAVIOR, TYPE_BEHAVIOR, 16, &count, notes) == DNN_OK)
-        for (int64_t i = 0; i < count && i < 16; i++) found |= notes[i] == RUNTIME_COMPILATION;
+        for (int64_t i = 0; i < count && i < 16; i++)
+            found |= notes[i] == RUNTIME_COMPILATION;
     real->destroy(engine);
     return found;
 }
 
 /* A plan that would be compiled is left as it is; its configuration knows the workspace. */
-static int finalize_plan(descriptor *d) {
+static int finalize_plan(descriptor *d)
+{
     const ta_sc_real_dnn *real = ta_sc_real_dnn_get();
     const attribute *a = find(d, PLAN_CONFIG);
     const descriptor *config = a && a->count ? *(descriptor **)a->data : NULL;
@@ -221,12 +235,13 @@ static int finalize_plan(descriptor *d) {
     return real->finalize(d->twin);
 }
 
-static int finalize_twin(descriptor *d) {
+static int finalize_twin(descriptor *d)
+{
     if (d->type == PLAN) return finalize_plan(d);
     const ta_sc_real_dnn *real = ta_sc_real_dnn_get();
     int name = d->type == HEURISTIC ? HEURISTIC_DEVICE
-               : d->type == ENGINE ? ENGINE_DEVICE
-                                   : 0;
+               : d->type == ENGINE  ? ENGINE_DEVICE
+                                    : 0;
     if (name && !find(d, name))
         real->set(d->twin, name, TYPE_DESCRIPTOR, 1, &real->device);
     if (d->type == DEVICE && !find(d, DEVICE_JSON)) {
@@ -241,8 +256,9 @@ static int finalize_twin(descriptor *d) {
     return real->finalize(d->twin);
 }
 
-static int get_twin(const descriptor *d, int name, int type, int64_t wanted, int64_t *count,
-                    void *values) {
+static int get_twin(const descriptor *d, int name, int type, int64_t wanted,
+                    int64_t *count, void *values)
+{
     const ta_sc_real_dnn *real = ta_sc_real_dnn_get();
     int64_t given = 0;
     void *into = values;
@@ -257,26 +273,30 @@ static int get_twin(const descriptor *d, int name, int type, int64_t wanted, int
 }
 
 /* --- the interface ----------------------------------------------------------------------------- */
-TA_EXPORT int cudnnBackendCreateDescriptor(int type, descriptor **d) {
+TA_EXPORT int cudnnBackendCreateDescriptor(int type, descriptor **d)
+{
     *d = make(type);
     if (!*d) return DNN_NO_MEMORY;
     make_twin(*d);
     return DNN_OK;
 }
-TA_EXPORT int cudnnBackendDestroyDescriptor(descriptor *d) {
+TA_EXPORT int cudnnBackendDestroyDescriptor(descriptor *d)
+{
     drop(d);
     return DNN_OK;
 }
 TA_EXPORT int cudnnBackendInitialize(descriptor *d) { return d ? DNN_OK : DNN_BAD; }
 
-static bool is_fallback(const descriptor *heuristic) {
+static bool is_fallback(const descriptor *heuristic)
+{
     const attribute *mode = find(heuristic, HEURISTIC_MODE);
     int32_t value = 0;
     if (mode && mode->count) memcpy(&value, mode->data, sizeof value);
     return value == MODE_FALLBACK;
 }
 
-TA_EXPORT int cudnnBackendFinalize(descriptor *d) {
+TA_EXPORT int cudnnBackendFinalize(descriptor *d)
+{
     if (!d) return DNN_BAD;
     if (d->twin) {
         int result = finalize_twin(d);
@@ -287,7 +307,8 @@ TA_EXPORT int cudnnBackendFinalize(descriptor *d) {
     return DNN_OK;
 }
 TA_EXPORT int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count,
-                                       const void *values) {
+                                       const void *values)
+{
     if (!d || count < 0 || (count && !values)) return DNN_BAD;
     int result = set(d, name, type, count, values);
     if (result != DNN_OK) return result;
@@ -297,21 +318,24 @@ TA_EXPORT int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_
 }
 
 /* The one engine that a heuristic found, as a configuration. */
-static int fill_config(const descriptor *heuristic, descriptor *config) {
+static int fill_config(const descriptor *heuristic, descriptor *config)
+{
     descriptor *engine = make(ENGINE);
     if (!engine) return DNN_NO_MEMORY;
     const attribute *graph = find(heuristic, HEURISTIC_GRAPH);
     drop_twin(config);
     int result = graph ? set(engine, ENGINE_GRAPH, graph->type, graph->count, graph->data)
                        : DNN_OK;
-    if (result == DNN_OK) result = set(config, CONFIG_ENGINE, TYPE_DESCRIPTOR, 1, &engine);
+    if (result == DNN_OK)
+        result = set(config, CONFIG_ENGINE, TYPE_DESCRIPTOR, 1, &engine);
     drop(engine);
     return result;
 }
 
 /* What a heuristic found in the real library. */
 static int list_twin(const descriptor *d, int64_t wanted, int64_t *count,
-                     descriptor *const *configs) {
+                     descriptor *const *configs)
+{
     int64_t given = 0;
     int result =
         get_twin(d, HEURISTIC_RESULTS, TYPE_DESCRIPTOR, wanted, &given, (void *)configs);
@@ -324,7 +348,8 @@ static int list_twin(const descriptor *d, int64_t wanted, int64_t *count,
 
 /* What a descriptor without a twin says. */
 static int answer(const descriptor *d, int name, int type, int64_t wanted, int64_t *count,
-                  void *values) {
+                  void *values)
+{
     static const char json[] = "{\"engine\": \"simulated\"}";
     int64_t number = 0;
     switch (name) {
@@ -335,8 +360,9 @@ static int answer(const descriptor *d, int name, int type, int64_t wanted, int64
     case PLAN_CONFIG: {
         const attribute *a = find(d, name);
         if (count) *count = a ? 1 : 0;
-        return a && wanted > 0 && values ? copy(*(descriptor **)values, *(descriptor **)a->data)
-                                         : DNN_OK;
+        return a && wanted > 0 && values
+                   ? copy(*(descriptor **)values, *(descriptor **)a->data)
+                   : DNN_OK;
     }
     case GRAPH_ENGINES:
     case CONFIG_WORKSPACE:
@@ -354,10 +380,12 @@ static int answer(const descriptor *d, int name, int type, int64_t wanted, int64
         return DNN_OK;
     case PLAN_JSON:
         if (count) *count = (int64_t)sizeof json;
-        if (values) memcpy(values, json, (size_t)wanted < sizeof json ? (size_t)wanted
-                                                                      : sizeof json);
+        if (values)
+            memcpy(values, json,
+                   (size_t)wanted < sizeof json ? (size_t)wanted : sizeof json);
         return DNN_OK;
-    default: break;
+    default:
+        break;
     }
     const attribute *a = find(d, name);
     if (!a && name == ENGINE_INDEX) {
@@ -373,7 +401,8 @@ static int answer(const descriptor *d, int name, int type, int64_t wanted, int64
             memcpy(values, a->data, (size_t)given * width(a->type));
         } else {
             for (int64_t i = 0; i < given; i++) {
-                int result = copy(((descriptor **)values)[i], ((descriptor **)a->data)[i]);
+                int result =
+                    copy(((descriptor **)values)[i], ((descriptor **)a->data)[i]);
                 if (result != DNN_OK) return result;
             }
         }
@@ -382,7 +411,8 @@ static int answer(const descriptor *d, int name, int type, int64_t wanted, int64
 }
 
 TA_EXPORT int cudnnBackendGetAttribute(const descriptor *d, int name, int type,
-                                       int64_t wanted, int64_t *count, void *values) {
+                                       int64_t wanted, int64_t *count, void *values)
+{
     if (!d) return DNN_BAD;
     if (!d->twin) return answer(d, name, type, wanted, count, values);
     if (type == TYPE_HANDLE) return answer(d, name, type, wanted, count, values);
@@ -396,12 +426,14 @@ TA_EXPORT int cudnnBackendGetAttribute(const descriptor *d, int name, int type,
 }
 
 TA_EXPORT int cudnnBackendExecute(const ta_sc_handle *handle, const descriptor *plan,
-                                  const descriptor *pack) {
+                                  const descriptor *pack)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     int device;
     if (!handle || !plan || !pack) return DNN_BAD;
     if (!m || !ta_sc_stream_device(handle->stream, &device)) return DNN_FAILED;
     double us = 50.0 * (1 + plan->rank);
-    return ta_sim_launch(m->sim, device, handle->stream, NULL, 0, us) == TA_OK ? DNN_OK
-                                                                               : DNN_FAILED;
+    return ta_sim_launch(m->sim, device, handle->stream, NULL, 0, us) == TA_OK
+               ? DNN_OK
+               : DNN_FAILED;
 }

@@ -27,7 +27,8 @@ static const char *why = "not asked";
 static uint64_t told, guessed, largest_told, largest_guessed;
 
 size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *text,
-                           size_t size) {
+                           size_t size)
+{
     int length = snprintf(
         text, size,
         "{\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
@@ -39,37 +40,43 @@ size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *tex
         "\"totalGlobalMem\":%llu,\"smClockRateKHz\":%d,\"memClockRateKHz\":%d,"
         "\"l2CacheSize\":%d,\"cudaDeviceId\":0,\"deviceVer\":%d,\"driverVer\":%d,"
         "\"deviceName\":\"%s\"}",
-        card->sms, card->shared_block * 1024, card->major >= 8 ? 1024 : 0, card->blocks_sm,
-        card->threads_sm, (unsigned long long)card->memory, card->clock_mhz * 1000,
-        card->memory_mhz * 1000, card->l2_kib * 1024, card->major * 100 + card->minor * 10,
-        driver_version, card->name);
+        card->sms, card->shared_block * 1024, card->major >= 8 ? 1024 : 0,
+        card->blocks_sm, card->threads_sm, (unsigned long long)card->memory,
+        card->clock_mhz * 1000, card->memory_mhz * 1000, card->l2_kib * 1024,
+        card->major * 100 + card->minor * 10, driver_version, card->name);
     return length > 0 && (size_t)length < size ? (size_t)length : 0;
 }
 
 /* A library of cuDNN's, from where PyTorch's libcudnn is. */
-static void *open_library(const char *name) {
+static void *open_library(const char *name)
+{
     void *front = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     void *symbol = front ? dlsym(front, "cudnnGetVersion") : NULL;
     Dl_info info;
     if (!symbol || !dladdr(symbol, &info) || !info.dli_fname) return NULL;
     const char *slash = strrchr(info.dli_fname, '/');
     char path[4096];
-    int length = snprintf(path, sizeof path, "%.*s%s",
-                          slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname, name);
+    int length =
+        snprintf(path, sizeof path, "%.*s%s",
+                 slash ? (int)(slash - info.dli_fname + 1) : 0, info.dli_fname, name);
     if (length < 0 || (size_t)length >= sizeof path) return NULL;
     return dlopen(path, RTLD_LAZY | RTLD_LOCAL);
 }
 
-static bool describe(void) {
+static bool describe(void)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     char json[2048];
-    size_t length = m ? ta_sc_describe_card(&m->card, m->driver_version, json, sizeof json) : 0;
+    size_t length =
+        m ? ta_sc_describe_card(&m->card, m->driver_version, json, sizeof json) : 0;
     if (!length || real.create(DEVICE, &real.device) != DNN_OK) return false;
-    return real.set(real.device, DEVICE_JSON, TYPE_CHAR, (int64_t)length + 1, json) == DNN_OK &&
+    return real.set(real.device, DEVICE_JSON, TYPE_CHAR, (int64_t)length + 1, json) ==
+               DNN_OK &&
            real.finalize(real.device) == DNN_OK;
 }
 
-static void load(void) {
+static void load(void)
+{
     const char *wanted = getenv("TORCHARENA_SIM_CUDNN");
     why = "TORCHARENA_SIM_CUDNN=guess";
     if (wanted && strcmp(wanted, "guess") == 0) return;
@@ -99,23 +106,28 @@ static void load(void) {
     usable = true;
 }
 
-const ta_sc_real_dnn *ta_sc_real_dnn_get(void) {
+const ta_sc_real_dnn *ta_sc_real_dnn_get(void)
+{
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
     return usable ? &real : NULL;
 }
 
-static void raise_to(uint64_t *largest, uint64_t bytes) {
+static void raise_to(uint64_t *largest, uint64_t bytes)
+{
     uint64_t seen = __atomic_load_n(largest, __ATOMIC_RELAXED);
-    while (seen < bytes && !__atomic_compare_exchange_n(largest, &seen, bytes, true,
-                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    while (seen < bytes &&
+           !__atomic_compare_exchange_n(largest, &seen, bytes, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
     }
 }
-void ta_sc_workspace_told(uint64_t bytes) {
+void ta_sc_workspace_told(uint64_t bytes)
+{
     __atomic_add_fetch(&told, 1, __ATOMIC_RELAXED);
     raise_to(&largest_told, bytes);
 }
-void ta_sc_workspace_guessed(uint64_t bytes) {
+void ta_sc_workspace_guessed(uint64_t bytes)
+{
     __atomic_add_fetch(&guessed, 1, __ATOMIC_RELAXED);
     raise_to(&largest_guessed, bytes);
 }
@@ -123,7 +135,8 @@ void ta_sc_workspace_guessed(uint64_t bytes) {
 /* For the rehearsal's report, since the process began. `counts`: workspaces and other sizes
  * told by the real libcudnn, guessed ones, the largest of either in bytes. Returns why the
  * real library is not asked: empty where it is. */
-TA_EXPORT const char *ta_simcuda_workspaces(uint64_t counts[4]) {
+TA_EXPORT const char *ta_simcuda_workspaces(uint64_t counts[4])
+{
     counts[0] = __atomic_load_n(&told, __ATOMIC_RELAXED);
     counts[1] = __atomic_load_n(&guessed, __ATOMIC_RELAXED);
     counts[2] = __atomic_load_n(&largest_told, __ATOMIC_RELAXED);
@@ -138,11 +151,13 @@ TA_EXPORT int cuLinkCreate(void) { return TA_CU_UNSUPPORTED; }
 TA_EXPORT int cuLinkAddData(void) { return TA_CU_UNSUPPORTED; }
 TA_EXPORT int cuLibraryLoadFromFile(void) { return TA_CU_UNSUPPORTED; }
 TA_EXPORT int cuKernelSetAttribute(void) { return TA_CU_OK; }
-TA_EXPORT int cuKernelGetAttribute(int *value) {
+TA_EXPORT int cuKernelGetAttribute(int *value)
+{
     *value = 0;
     return TA_CU_OK;
 }
-TA_EXPORT int cuOccupancyMaxPotentialClusterSize(int *size) {
+TA_EXPORT int cuOccupancyMaxPotentialClusterSize(int *size)
+{
     *size = 8;
     return TA_CU_OK;
 }

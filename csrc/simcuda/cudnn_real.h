@@ -21,7 +21,8 @@ typedef struct ta_sc_real_dnn {
 const ta_sc_real_dnn *ta_sc_real_dnn_get(void);
 /* The card as JSON, in the words of the library. Returns its length without the final 0, or
  * 0 where `size` is too small. */
-size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *text, size_t size);
+size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *text,
+                           size_t size);
 
 /* Gives a library of cuDNN a cuBLASLt that needs no GPU (cudnn_redirect.c). */
 bool ta_sc_redirect_blas(void *library);

@@ -11,30 +11,35 @@
 static int gates(const ta_sc_dnn *r) { return r->cell == 2 ? 4 : r->cell == 3 ? 3 : 1; }
 
 /* Width of what a layer gives on. */
-static size_t output(const ta_sc_dnn *r) {
+static size_t output(const ta_sc_dnn *r)
+{
     return (size_t)(r->projected && r->projected != r->hidden ? r->projected : r->hidden);
 }
-static size_t input(const ta_sc_dnn *r, int pseudo) {
+static size_t input(const ta_sc_dnn *r, int pseudo)
+{
     return pseudo < r->directions ? (size_t)r->input : output(r) * (size_t)r->directions;
 }
 static bool projects(const ta_sc_dnn *r) { return output(r) != (size_t)r->hidden; }
 
 /* Elements of one pseudo-layer's matrices. */
-static size_t matrices(const ta_sc_dnn *r, int pseudo) {
+static size_t matrices(const ta_sc_dnn *r, int pseudo)
+{
     size_t hidden = (size_t)r->hidden, n = (size_t)gates(r);
     return n * hidden * (input(r, pseudo) + output(r)) +
            (projects(r) ? hidden * output(r) : 0);
 }
 /* Elements of one pseudo-layer's biases: none, one set or two a gate. */
-static size_t biases(const ta_sc_dnn *r) {
+static size_t biases(const ta_sc_dnn *r)
+{
     size_t sets = r->bias == 0 ? 0 : r->bias == 2 ? 2 : 1;
     return sets * (size_t)gates(r) * (size_t)r->hidden;
 }
 
 TA_EXPORT int cudnnSetRNNDescriptor_v8(ta_sc_dnn *r, int algorithm, int cell, int bias,
-                                       int direction, int input_mode, int type, int math_type,
-                                       int math, int32_t input_size, int32_t hidden,
-                                       int32_t projected, int32_t layers) {
+                                       int direction, int input_mode, int type,
+                                       int math_type, int math, int32_t input_size,
+                                       int32_t hidden, int32_t projected, int32_t layers)
+{
     (void)algorithm, (void)input_mode, (void)math_type, (void)math;
     if (!r) return DNN_BAD;
     r->cell = cell;
@@ -49,7 +54,8 @@ TA_EXPORT int cudnnSetRNNDescriptor_v8(ta_sc_dnn *r, int algorithm, int cell, in
 }
 TA_EXPORT int cudnnSetRNNDataDescriptor(ta_sc_dnn *d, int type, int layout, int steps,
                                         int batch, int vector, const int *lengths,
-                                        void *padding) {
+                                        void *padding)
+{
     (void)layout, (void)lengths, (void)padding;
     if (!d) return DNN_BAD;
     d->type = type;
@@ -60,7 +66,8 @@ TA_EXPORT int cudnnSetRNNDataDescriptor(ta_sc_dnn *d, int type, int layout, int 
 }
 
 TA_EXPORT int cudnnGetRNNWeightSpaceSize(const void *handle, const ta_sc_dnn *r,
-                                         size_t *size) {
+                                         size_t *size)
+{
     (void)handle;
     size_t elements = 0;
     for (int p = 0; p < r->layers * r->directions; p++)
@@ -69,10 +76,11 @@ TA_EXPORT int cudnnGetRNNWeightSpaceSize(const void *handle, const ta_sc_dnn *r,
     return DNN_OK;
 }
 
-TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r, int32_t pseudo,
-                                      size_t size, void *space, int32_t id,
-                                      ta_sc_dnn *matrix, void **matrix_at, ta_sc_dnn *bias,
-                                      void **bias_at) {
+TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r,
+                                      int32_t pseudo, size_t size, void *space,
+                                      int32_t id, ta_sc_dnn *matrix, void **matrix_at,
+                                      ta_sc_dnn *bias, void **bias_at)
+{
     (void)handle, (void)size;
     size_t n = (size_t)gates(r), hidden = (size_t)r->hidden, at = 0, which = (size_t)id;
     int count = r->layers * r->directions;
@@ -107,9 +115,9 @@ TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r, in
     if (bias) ta_sc_dnn_shape(bias, r->type, 3, shape, steps);
     size_t place = r->bias == 3 ? which - n : which;
     if (!bias_at) return DNN_OK;
-    *bias_at = has ? (char *)space +
-                         (first + (size_t)pseudo * biases(r) + place * hidden) * unit
-                   : NULL;
+    *bias_at =
+        has ? (char *)space + (first + (size_t)pseudo * biases(r) + place * hidden) * unit
+            : NULL;
     return DNN_OK;
 }
 
@@ -119,21 +127,23 @@ TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r, in
  * last one's output; it came out exact for all. The workspace holds the products of all
  * steps' gates, the packed weights, some states and 8 MiB a layer; it came out exact for
  * LSTM and GRU. It may differ where a GPU is there, so it counts as guessed. */
-TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r, int training,
-                                        const ta_sc_dnn *x, size_t *workspace,
-                                        size_t *reserve) {
+TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r,
+                                        int training, const ta_sc_dnn *x,
+                                        size_t *workspace, size_t *reserve)
+{
     (void)handle;
-    size_t width = ta_sc_dnn_width(r->type), hidden = (size_t)r->hidden, n = (size_t)gates(r);
+    size_t width = ta_sc_dnn_width(r->type), hidden = (size_t)r->hidden,
+           n = (size_t)gates(r);
     size_t layers = (size_t)r->layers, directions = (size_t)r->directions;
     size_t state = (size_t)x->batch * hidden * width, unit = (size_t)x->steps * state;
     size_t kept = n == 1 ? 2 : n == 4 ? 6 : 7, states = n == 1 ? 9 : n == 4 ? 6 : 3;
-    size_t work = directions * n * unit + layers * directions * (states * state + (8U << 20));
+    size_t work =
+        directions * n * unit + layers * directions * (states * state + (8U << 20));
     for (int p = 0; p < r->layers * r->directions; p++) work += matrices(r, p) * width;
     if (directions == 2) work += 4 * unit + 4 * layers * state;
     if (projects(r)) work += unit;
     size_t whole = directions * (kept * layers - 1) * unit;
-    if (projects(r))
-        whole += directions * layers * (unit + unit / hidden * output(r));
+    if (projects(r)) whole += directions * layers * (unit + unit / hidden * output(r));
     if (workspace) {
         *workspace = work + 256;
         ta_sc_workspace_guessed(*workspace);
@@ -144,8 +154,10 @@ TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r, 
 
 TA_EXPORT int cudnnGetCTCLossWorkspaceSize(const void *handle, const ta_sc_dnn *probs,
                                            const void *gradients, const int *labels,
-                                           const int *label_lengths, const int *input_lengths,
-                                           int algorithm, const void *loss, size_t *size) {
+                                           const int *label_lengths,
+                                           const int *input_lengths, int algorithm,
+                                           const void *loss, size_t *size)
+{
     (void)handle, (void)gradients, (void)labels, (void)input_lengths, (void)algorithm;
     (void)loss;
     size_t longest = 0;
@@ -157,7 +169,8 @@ TA_EXPORT int cudnnGetCTCLossWorkspaceSize(const void *handle, const ta_sc_dnn *
 }
 TA_EXPORT int cudnnGetCTCLossWorkspaceSize_v8(const void *handle, int algorithm,
                                               const void *loss, const ta_sc_dnn *probs,
-                                              const void *gradients, size_t *size) {
+                                              const void *gradients, size_t *size)
+{
     (void)handle, (void)algorithm, (void)loss, (void)gradients;
     *size = 2 * (size_t)probs->size[0] * (size_t)probs->size[1] * (2 * 256 + 1) * 4;
     return DNN_OK;

@@ -8,25 +8,30 @@
 
 enum { SOLVER_OK = 0, SOLVER_NO_MEMORY = 2, SOLVER_FAILED = 6 };
 
-TA_EXPORT int cusolverDnCreate(ta_sc_handle **handle) {
+TA_EXPORT int cusolverDnCreate(ta_sc_handle **handle)
+{
     *handle = ta_sc_machine_get() ? ta_sc_handle_new() : NULL;
     return *handle ? SOLVER_OK : SOLVER_NO_MEMORY;
 }
-TA_EXPORT int cusolverDnDestroy(ta_sc_handle *handle) {
+TA_EXPORT int cusolverDnDestroy(ta_sc_handle *handle)
+{
     free(handle);
     return SOLVER_OK;
 }
-TA_EXPORT int cusolverDnSetStream(ta_sc_handle *handle, ta_stream stream) {
+TA_EXPORT int cusolverDnSetStream(ta_sc_handle *handle, ta_stream stream)
+{
     handle->stream = stream;
     return SOLVER_OK;
 }
 
 /* Settings of an algorithm: an empty object. */
-static int make(void **object) {
+static int make(void **object)
+{
     *object = malloc(1);
     return *object ? SOLVER_OK : SOLVER_NO_MEMORY;
 }
-static int drop(void *object) {
+static int drop(void *object)
+{
     free(object);
     return SOLVER_OK;
 }
@@ -36,99 +41,114 @@ TA_EXPORT int cusolverDnCreateGesvdjInfo(void **o) { return make(o); }
 TA_EXPORT int cusolverDnDestroyGesvdjInfo(void *o) { return drop(o); }
 TA_EXPORT int cusolverDnCreateSyevjInfo(void **o) { return make(o); }
 TA_EXPORT int cusolverDnDestroySyevjInfo(void *o) { return drop(o); }
-#define SETTER(name)                                                                         \
+#define SETTER(name)                                                                     \
     TA_EXPORT int name(const void *o) { return o ? SOLVER_OK : SOLVER_FAILED; }
 SETTER(cusolverDnXgesvdjSetMaxSweeps)
 SETTER(cusolverDnXgesvdjSetSortEig)
 SETTER(cusolverDnXgesvdjSetTolerance)
 
 /* --- buffer sizes, in elements ---------------------------------------------------------- */
-static int panel(int64_t m, int64_t n, int *size) {
+static int panel(int64_t m, int64_t n, int *size)
+{
     int64_t longer = m > n ? m : n;
     *size = (int)(longer * 64 + 1024);
     return SOLVER_OK;
 }
-static int square(int64_t m, int64_t n, int64_t batch, int *size) {
+static int square(int64_t m, int64_t n, int64_t batch, int *size)
+{
     int64_t all = 2 * m * n * batch + (m + n) * 64;
     *size = all > INT32_MAX ? INT32_MAX : (int)all;
     return SOLVER_OK;
 }
 /* For one element type; `or_` and `sy` are what its names begin with. */
-#define SIZES(T, or_, sy)                                                                    \
-    TA_EXPORT int cusolverDn##T##geqrf_bufferSize(void *h, int m, int n, void *a, int lda,   \
-                                                  int *size) {                               \
-        (void)h, (void)a, (void)lda;                                                         \
-        return panel(m, n, size);                                                            \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a, int lda,   \
-                                                  int *size) {                               \
-        (void)h, (void)a, (void)lda;                                                         \
-        return panel(m, n, size);                                                            \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a,         \
-                                                  int lda, int *size) {                      \
-        (void)h, (void)uplo, (void)a, (void)lda;                                             \
-        return panel(n, n, size);                                                            \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda,          \
-                                                  int *size) {                               \
-        (void)h, (void)a, (void)lda;                                                         \
-        return panel(n, n, size);                                                            \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##or_##gqr_bufferSize(void *h, int m, int n, int k, void *a,  \
-                                                     int lda, void *tau, int *size) {        \
-        (void)h, (void)k, (void)a, (void)lda, (void)tau;                                     \
-        return panel(m, n, size);                                                            \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##or_##mqr_bufferSize(void *h, int side, int trans, int m,    \
-                                                     int n, int k, void *a, int lda,         \
-                                                     void *tau, void *c, int ldc,            \
-                                                     int *size) {                            \
-        (void)h, (void)side, (void)trans, (void)k, (void)a, (void)lda, (void)tau, (void)c;   \
-        (void)ldc;                                                                           \
-        return panel(m, n, size);                                                            \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *size) {        \
-        (void)h;                                                                             \
-        return square(m, n, 1, size);                                                        \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##gesvdj_bufferSize(void *h, int job, int thin, int m, int n, \
-                                                   void *a, int lda, void *s, void *u,       \
-                                                   int ldu, void *v, int ldv, int *size) {   \
-        (void)h, (void)job, (void)thin, (void)a, (void)lda, (void)s, (void)u, (void)ldu;     \
-        (void)v, (void)ldv;                                                                  \
-        return square(m, n, 1, size);                                                        \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##gesvdjBatched_bufferSize(                                   \
-        void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu,         \
-        void *v, int ldv, int *size, void *params, int batch) {                              \
-        (void)h, (void)job, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v;        \
-        (void)ldv, (void)params;                                                             \
-        return square(m, n, batch, size);                                                    \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##gesvdaStridedBatched_bufferSize(                            \
-        void *h, int job, int rank, int m, int n, void *a, int lda, long long sa, void *s,   \
-        long long ss, void *u, int ldu, long long su, void *v, int ldv, long long sv,        \
-        int *size, int batch) {                                                              \
-        (void)h, (void)job, (void)rank, (void)a, (void)lda, (void)sa, (void)s, (void)ss;     \
-        (void)u, (void)ldu, (void)su, (void)v, (void)ldv, (void)sv;                          \
-        return square(m, n, batch, size);                                                    \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##sy##evd_bufferSize(void *h, int job, int uplo, int n,       \
-                                                    void *a, int lda, void *w, int *size) {  \
-        (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                         \
-        return square(n, n, 1, size);                                                        \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##sy##evj_bufferSize(void *h, int job, int uplo, int n,       \
-                                                    void *a, int lda, void *w, int *size) {  \
-        (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                         \
-        return square(n, n, 1, size);                                                        \
-    }                                                                                        \
-    TA_EXPORT int cusolverDn##T##sy##evjBatched_bufferSize(                                  \
-        void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size,             \
-        void *params, int batch) {                                                           \
-        (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w, (void)params;           \
-        return square(n, n, batch, size);                                                    \
+#define SIZES(T, or_, sy)                                                                \
+    TA_EXPORT int cusolverDn##T##geqrf_bufferSize(void *h, int m, int n, void *a,        \
+                                                  int lda, int *size)                    \
+    {                                                                                    \
+        (void)h, (void)a, (void)lda;                                                     \
+        return panel(m, n, size);                                                        \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a,        \
+                                                  int lda, int *size)                    \
+    {                                                                                    \
+        (void)h, (void)a, (void)lda;                                                     \
+        return panel(m, n, size);                                                        \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a,     \
+                                                  int lda, int *size)                    \
+    {                                                                                    \
+        (void)h, (void)uplo, (void)a, (void)lda;                                         \
+        return panel(n, n, size);                                                        \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda,      \
+                                                  int *size)                             \
+    {                                                                                    \
+        (void)h, (void)a, (void)lda;                                                     \
+        return panel(n, n, size);                                                        \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##or_##gqr_bufferSize(                                    \
+        void *h, int m, int n, int k, void *a, int lda, void *tau, int *size)            \
+    {                                                                                    \
+        (void)h, (void)k, (void)a, (void)lda, (void)tau;                                 \
+        return panel(m, n, size);                                                        \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##or_##mqr_bufferSize(                                    \
+        void *h, int side, int trans, int m, int n, int k, void *a, int lda, void *tau,  \
+        void *c, int ldc, int *size)                                                     \
+    {                                                                                    \
+        (void)h, (void)side, (void)trans, (void)k, (void)a, (void)lda, (void)tau,        \
+            (void)c;                                                                     \
+        (void)ldc;                                                                       \
+        return panel(m, n, size);                                                        \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *size)      \
+    {                                                                                    \
+        (void)h;                                                                         \
+        return square(m, n, 1, size);                                                    \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##gesvdj_bufferSize(                                      \
+        void *h, int job, int thin, int m, int n, void *a, int lda, void *s, void *u,    \
+        int ldu, void *v, int ldv, int *size)                                            \
+    {                                                                                    \
+        (void)h, (void)job, (void)thin, (void)a, (void)lda, (void)s, (void)u, (void)ldu; \
+        (void)v, (void)ldv;                                                              \
+        return square(m, n, 1, size);                                                    \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##gesvdjBatched_bufferSize(                               \
+        void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu,     \
+        void *v, int ldv, int *size, void *params, int batch)                            \
+    {                                                                                    \
+        (void)h, (void)job, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v;    \
+        (void)ldv, (void)params;                                                         \
+        return square(m, n, batch, size);                                                \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##gesvdaStridedBatched_bufferSize(                        \
+        void *h, int job, int rank, int m, int n, void *a, int lda, long long sa,        \
+        void *s, long long ss, void *u, int ldu, long long su, void *v, int ldv,         \
+        long long sv, int *size, int batch)                                              \
+    {                                                                                    \
+        (void)h, (void)job, (void)rank, (void)a, (void)lda, (void)sa, (void)s, (void)ss; \
+        (void)u, (void)ldu, (void)su, (void)v, (void)ldv, (void)sv;                      \
+        return square(m, n, batch, size);                                                \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##sy##evd_bufferSize(                                     \
+        void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size)         \
+    {                                                                                    \
+        (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                     \
+        return square(n, n, 1, size);                                                    \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##sy##evj_bufferSize(                                     \
+        void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size)         \
+    {                                                                                    \
+        (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                     \
+        return square(n, n, 1, size);                                                    \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##sy##evjBatched_bufferSize(                              \
+        void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size,         \
+        void *params, int batch)                                                         \
+    {                                                                                    \
+        (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w, (void)params;       \
+        return square(n, n, batch, size);                                                \
     }
 SIZES(S, or, sy)
 SIZES(D, or, sy)
@@ -136,83 +156,108 @@ SIZES(C, un, he)
 SIZES(Z, un, he)
 
 /* The 64-bit interface: bytes, on the device and on the host. */
-static int bytes(int64_t elements, size_t *device, size_t *host) {
+static int bytes(int64_t elements, size_t *device, size_t *host)
+{
     *device = (size_t)elements * 8;
     *host = 0;
     return SOLVER_OK;
 }
 TA_EXPORT int cusolverDnXgeqrf_bufferSize(void *h, void *p, int64_t m, int64_t n, int ta,
                                           void *a, int64_t lda, int tt, void *tau, int tc,
-                                          size_t *device, size_t *host) {
+                                          size_t *device, size_t *host)
+{
     (void)h, (void)p, (void)ta, (void)a, (void)lda, (void)tt, (void)tau, (void)tc;
     return bytes((m > n ? m : n) * 64, device, host);
 }
 TA_EXPORT int cusolverDnXpotrf_bufferSize(void *h, void *p, int uplo, int64_t n, int ta,
                                           void *a, int64_t lda, int tc, size_t *device,
-                                          size_t *host) {
+                                          size_t *host)
+{
     (void)h, (void)p, (void)uplo, (void)ta, (void)a, (void)lda, (void)tc;
     return bytes(n * 64, device, host);
 }
 TA_EXPORT int cusolverDnXsyevd_bufferSize(void *h, void *p, int job, int uplo, int64_t n,
                                           int ta, void *a, int64_t lda, int tw, void *w,
-                                          int tc, size_t *device, size_t *host) {
-    (void)h, (void)p, (void)job, (void)uplo, (void)ta, (void)a, (void)lda, (void)tw, (void)w;
+                                          int tc, size_t *device, size_t *host)
+{
+    (void)h, (void)p, (void)job, (void)uplo, (void)ta, (void)a, (void)lda, (void)tw,
+        (void)w;
     (void)tc;
     return bytes(2 * n * n, device, host);
 }
 TA_EXPORT int cusolverDnXsyevBatched_bufferSize(void *h, void *p, int job, int uplo,
                                                 int64_t n, int ta, void *a, int64_t lda,
                                                 int tw, void *w, int tc, size_t *device,
-                                                size_t *host, int64_t batch) {
-    (void)h, (void)p, (void)job, (void)uplo, (void)ta, (void)a, (void)lda, (void)tw, (void)w;
+                                                size_t *host, int64_t batch)
+{
+    (void)h, (void)p, (void)job, (void)uplo, (void)ta, (void)a, (void)lda, (void)tw,
+        (void)w;
     (void)tc;
     return bytes(2 * n * n * batch, device, host);
 }
 TA_EXPORT int cusolverDnXgeev_bufferSize(void *h, void *p, int left, int right, int64_t n,
                                          int ta, void *a, int64_t lda, int tw, void *w,
                                          int tl, void *vl, int64_t ldl, int tr, void *vr,
-                                         int64_t ldr, int tc, size_t *device, size_t *host) {
+                                         int64_t ldr, int tc, size_t *device,
+                                         size_t *host)
+{
     (void)h, (void)p, (void)left, (void)right, (void)ta, (void)a, (void)lda, (void)tw;
     (void)w, (void)tl, (void)vl, (void)ldl, (void)tr, (void)vr, (void)ldr, (void)tc;
     return bytes(4 * n * n, device, host);
 }
 TA_EXPORT int cusolverDnXsytrs_bufferSize(void *h, int uplo, int64_t n, int64_t columns,
-                                          int ta, void *a, int64_t lda, void *pivots, int tb,
-                                          void *b, int64_t ldb, size_t *device,
-                                          size_t *host) {
+                                          int ta, void *a, int64_t lda, void *pivots,
+                                          int tb, void *b, int64_t ldb, size_t *device,
+                                          size_t *host)
+{
     (void)h, (void)uplo, (void)ta, (void)a, (void)lda, (void)pivots, (void)tb, (void)b;
     (void)ldb;
     return bytes(n * columns, device, host);
 }
 
 /* --- what computes: queued ------------------------------------------------------------------ */
-#define KERNELS(X)                                                                          \
-    X(cusolverDnCgeqrf) X(cusolverDnCgesvd) X(cusolverDnCgesvdaStridedBatched)              \
-    X(cusolverDnCgesvdj) X(cusolverDnCgesvdjBatched) X(cusolverDnCgetrf)                    \
-    X(cusolverDnCgetrs) X(cusolverDnCheevd) X(cusolverDnCheevj)                             \
-    X(cusolverDnCheevjBatched) X(cusolverDnCpotrf) X(cusolverDnCpotrfBatched)               \
-    X(cusolverDnCpotrs) X(cusolverDnCpotrsBatched) X(cusolverDnCsytrf)                      \
-    X(cusolverDnCungqr) X(cusolverDnCunmqr) X(cusolverDnDgeqrf) X(cusolverDnDgesvd)         \
-    X(cusolverDnDgesvdaStridedBatched) X(cusolverDnDgesvdj) X(cusolverDnDgesvdjBatched)     \
-    X(cusolverDnDgetrf) X(cusolverDnDgetrs) X(cusolverDnDorgqr) X(cusolverDnDormqr)         \
-    X(cusolverDnDpotrf) X(cusolverDnDpotrfBatched) X(cusolverDnDpotrs)                      \
-    X(cusolverDnDpotrsBatched) X(cusolverDnDsyevd) X(cusolverDnDsyevj)                      \
-    X(cusolverDnDsyevjBatched) X(cusolverDnDsytrf) X(cusolverDnSgeqrf)                      \
-    X(cusolverDnSgesvd) X(cusolverDnSgesvdaStridedBatched) X(cusolverDnSgesvdj)             \
-    X(cusolverDnSgesvdjBatched) X(cusolverDnSgetrf) X(cusolverDnSgetrs)                     \
-    X(cusolverDnSorgqr) X(cusolverDnSormqr) X(cusolverDnSpotrf)                             \
-    X(cusolverDnSpotrfBatched) X(cusolverDnSpotrs) X(cusolverDnSpotrsBatched)               \
-    X(cusolverDnSsyevd) X(cusolverDnSsyevj) X(cusolverDnSsyevjBatched)                      \
-    X(cusolverDnSsytrf) X(cusolverDnXgeev) X(cusolverDnXgeqrf) X(cusolverDnXpotrf)          \
-    X(cusolverDnXpotrs) X(cusolverDnXsyevBatched) X(cusolverDnXsyevd)                       \
-    X(cusolverDnXsytrs) X(cusolverDnZgeqrf) X(cusolverDnZgesvd)                             \
-    X(cusolverDnZgesvdaStridedBatched) X(cusolverDnZgesvdj) X(cusolverDnZgesvdjBatched)     \
-    X(cusolverDnZgetrf) X(cusolverDnZgetrs) X(cusolverDnZheevd) X(cusolverDnZheevj)         \
-    X(cusolverDnZheevjBatched) X(cusolverDnZpotrf) X(cusolverDnZpotrfBatched)               \
-    X(cusolverDnZpotrs) X(cusolverDnZpotrsBatched) X(cusolverDnZsytrf)                      \
-    X(cusolverDnZungqr) X(cusolverDnZunmqr)
-#define X(name)                                                                              \
-    TA_EXPORT int name(const ta_sc_handle *h) {                                              \
-        return ta_sc_handle_launch(h) == TA_CU_OK ? SOLVER_OK : SOLVER_FAILED;               \
+#define KERNELS(X)                                                                                \
+    X(cusolverDnCgeqrf)                                                                           \
+    X(cusolverDnCgesvd) X(cusolverDnCgesvdaStridedBatched) X(cusolverDnCgesvdj) X(                \
+        cusolverDnCgesvdjBatched) X(cusolverDnCgetrf) X(cusolverDnCgetrs) X(cusolverDnCheevd)     \
+        X(cusolverDnCheevj) X(cusolverDnCheevjBatched) X(cusolverDnCpotrf) X(                     \
+            cusolverDnCpotrfBatched) X(cusolverDnCpotrs) X(cusolverDnCpotrsBatched)               \
+            X(cusolverDnCsytrf) X(cusolverDnCungqr) X(cusolverDnCunmqr) X(                        \
+                cusolverDnDgeqrf) X(cusolverDnDgesvd) X(cusolverDnDgesvdaStridedBatched)          \
+                X(cusolverDnDgesvdj) X(cusolverDnDgesvdjBatched) X(cusolverDnDgetrf) X(           \
+                    cusolverDnDgetrs) X(cusolverDnDorgqr) X(cusolverDnDormqr)                     \
+                    X(cusolverDnDpotrf) X(cusolverDnDpotrfBatched) X(cusolverDnDpotrs) X(         \
+                        cusolverDnDpotrsBatched) X(cusolverDnDsyevd) X(cusolverDnDsyevj)          \
+                        X(cusolverDnDsyevjBatched) X(cusolverDnDsytrf) X(cusolverDnSgeqrf) X(     \
+                            cusolverDnSgesvd) X(cusolverDnSgesvdaStridedBatched)                  \
+                            X(cusolverDnSgesvdj) X(cusolverDnSgesvdjBatched) X(                   \
+                                cusolverDnSgetrf) X(cusolverDnSgetrs) X(cusolverDnSorgqr)         \
+                                X(cusolverDnSormqr) X(cusolverDnSpotrf) X(                        \
+                                    cusolverDnSpotrfBatched) X(cusolverDnSpotrs)                  \
+                                    X(cusolverDnSpotrsBatched) X(cusolverDnSsyevd) X(             \
+                                        cusolverDnSsyevj) X(cusolverDnSsyevjBatched)              \
+                                        X(cusolverDnSsytrf) X(cusolverDnXgeev) X(                 \
+                                            cusolverDnXgeqrf) X(cusolverDnXpotrf)                 \
+                                            X(cusolverDnXpotrs) X(cusolverDnXsyevBatched) X(      \
+                                                cusolverDnXsyevd) X(cusolverDnXsytrs)             \
+                                                X(cusolverDnZgeqrf) X(cusolverDnZgesvd) X(        \
+                                                    cusolverDnZgesvdaStridedBatched)              \
+                                                    X(cusolverDnZgesvdj) X(                       \
+                                                        cusolverDnZgesvdjBatched)                 \
+                                                        X(cusolverDnZgetrf) X(                    \
+                                                            cusolverDnZgetrs) X(cusolverDnZheevd) \
+                                                            X(cusolverDnZheevj) X(                \
+                                                                cusolverDnZheevjBatched)          \
+                                                                X(cusolverDnZpotrf) X(            \
+                                                                    cusolverDnZpotrfBatched)      \
+                                                                    X(cusolverDnZpotrs) X(        \
+                                                                        cusolverDnZpotrsBatched)  \
+                                                                        X(cusolverDnZsytrf) X(    \
+                                                                            cusolverDnZungqr)     \
+                                                                            X(cusolverDnZunmqr)
+#define X(name)                                                                          \
+    TA_EXPORT int name(const ta_sc_handle *h)                                            \
+    {                                                                                    \
+        return ta_sc_handle_launch(h) == TA_CU_OK ? SOLVER_OK : SOLVER_FAILED;           \
     }
 KERNELS(X)

@@ -15,51 +15,64 @@ typedef struct matrix {
 
 static int of(int result) { return result == TA_CU_OK ? SPARSE_OK : SPARSE_FAILED; }
 
-TA_EXPORT int cusparseCreate(ta_sc_handle **handle) {
+TA_EXPORT int cusparseCreate(ta_sc_handle **handle)
+{
     *handle = ta_sc_machine_get() ? ta_sc_handle_new() : NULL;
     return *handle ? SPARSE_OK : SPARSE_NO_MEMORY;
 }
-TA_EXPORT int cusparseDestroy(ta_sc_handle *handle) {
+TA_EXPORT int cusparseDestroy(ta_sc_handle *handle)
+{
     free(handle);
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseSetStream(ta_sc_handle *handle, ta_stream stream) {
+TA_EXPORT int cusparseSetStream(ta_sc_handle *handle, ta_stream stream)
+{
     handle->stream = stream;
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseSetPointerMode(ta_sc_handle *handle, int mode) {
+TA_EXPORT int cusparseSetPointerMode(ta_sc_handle *handle, int mode)
+{
     handle->pointer_mode = mode;
     return SPARSE_OK;
 }
-TA_EXPORT const char *cusparseGetErrorString(int status) {
+TA_EXPORT const char *cusparseGetErrorString(int status)
+{
     return status == SPARSE_OK ? "success" : "simulated cuSPARSE failed";
 }
 
 /* --- descriptors ---------------------------------------------------------------------------- */
-static int make(matrix **m, int64_t rows, int64_t columns, int64_t count) {
+static int make(matrix **m, int64_t rows, int64_t columns, int64_t count)
+{
     *m = malloc(sizeof **m);
     if (!*m) return SPARSE_NO_MEMORY;
     **m = (matrix){rows, columns, count};
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseCreateCsr(matrix **m, int64_t rows, int64_t columns, int64_t count) {
+TA_EXPORT int cusparseCreateCsr(matrix **m, int64_t rows, int64_t columns, int64_t count)
+{
     return make(m, rows, columns, count);
 }
-TA_EXPORT int cusparseCreateCoo(matrix **m, int64_t rows, int64_t columns, int64_t count) {
+TA_EXPORT int cusparseCreateCoo(matrix **m, int64_t rows, int64_t columns, int64_t count)
+{
     return make(m, rows, columns, count);
 }
-TA_EXPORT int cusparseCreateDnMat(matrix **m, int64_t rows, int64_t columns) {
+TA_EXPORT int cusparseCreateDnMat(matrix **m, int64_t rows, int64_t columns)
+{
     return make(m, rows, columns, 0);
 }
-TA_EXPORT int cusparseCreateDnVec(matrix **m, int64_t size) { return make(m, size, 1, 0); }
+TA_EXPORT int cusparseCreateDnVec(matrix **m, int64_t size)
+{
+    return make(m, size, 1, 0);
+}
 TA_EXPORT int cusparseSpMatGetSize(const matrix *m, int64_t *rows, int64_t *columns,
-                                   int64_t *count) {
+                                   int64_t *count)
+{
     *rows = m->rows;
     *columns = m->columns;
     *count = m->count;
     return SPARSE_OK;
 }
-#define PLAIN(name)                                                                          \
+#define PLAIN(name)                                                                      \
     TA_EXPORT int name(matrix **m) { return make(m, 0, 0, 0); }
 PLAIN(cusparseCreateMatDescr)
 PLAIN(cusparseCreateBsrsm2Info)
@@ -67,10 +80,11 @@ PLAIN(cusparseCreateBsrsv2Info)
 PLAIN(cusparseSpGEMM_createDescr)
 PLAIN(cusparseSpSM_createDescr)
 PLAIN(cusparseSpSV_createDescr)
-#define DESTROY(name)                                                                        \
-    TA_EXPORT int name(matrix *m) {                                                          \
-        free(m);                                                                             \
-        return SPARSE_OK;                                                                    \
+#define DESTROY(name)                                                                    \
+    TA_EXPORT int name(matrix *m)                                                        \
+    {                                                                                    \
+        free(m);                                                                         \
+        return SPARSE_OK;                                                                \
     }
 DESTROY(cusparseDestroyMatDescr)
 DESTROY(cusparseDestroyBsrsm2Info)
@@ -81,7 +95,7 @@ DESTROY(cusparseDestroySpMat)
 DESTROY(cusparseSpGEMM_destroyDescr)
 DESTROY(cusparseSpSM_destroyDescr)
 DESTROY(cusparseSpSV_destroyDescr)
-#define SETTER(name)                                                                         \
+#define SETTER(name)                                                                     \
     TA_EXPORT int name(const matrix *m) { return m ? SPARSE_OK : SPARSE_INVALID; }
 SETTER(cusparseCsrSetPointers)
 SETTER(cusparseCsrSetStridedBatch)
@@ -93,12 +107,15 @@ SETTER(cusparseSetMatType)
 SETTER(cusparseSpMatSetAttribute)
 
 /* --- indices: real ------------------------------------------------------------------------------ */
-TA_EXPORT int cusparseCreateIdentityPermutation(const ta_sc_handle *h, int count, int *out) {
+TA_EXPORT int cusparseCreateIdentityPermutation(const ta_sc_handle *h, int count,
+                                                int *out)
+{
     for (int i = 0; i < count; i++) out[i] = i;
     return of(ta_sc_handle_launch(h));
 }
-TA_EXPORT int cusparseXcoo2csr(const ta_sc_handle *h, const int *rows, int count, int height,
-                               int *starts, int base) {
+TA_EXPORT int cusparseXcoo2csr(const ta_sc_handle *h, const int *rows, int count,
+                               int height, int *starts, int base)
+{
     int at = 0;
     for (int row = 0; row <= height; row++) {
         while (at < count && rows[at] - base < row) at++;
@@ -110,7 +127,8 @@ TA_EXPORT int cusparseXcoo2csr(const ta_sc_handle *h, const int *rows, int count
 /* --- products: their result's non-zeros are guessed ---------------------------------------------- */
 /* As if spread evenly: every non-zero of A meets the average row of B. */
 static int spgemm(const ta_sc_handle *h, const matrix *a, const matrix *b, matrix *c,
-                  size_t *size, const void *buffer) {
+                  size_t *size, const void *buffer)
+{
     int64_t each = b->rows ? (b->count + b->rows - 1) / b->rows : 0;
     int64_t most = c->rows * c->columns, count = a->count * each;
     c->count = count < most ? count : most;
@@ -121,105 +139,121 @@ TA_EXPORT int cusparseSpGEMM_workEstimation(const ta_sc_handle *h, int oa, int o
                                             const void *alpha, const matrix *a,
                                             const matrix *b, const void *beta, matrix *c,
                                             int type, int algorithm, void *descriptor,
-                                            size_t *size, void *buffer) {
+                                            size_t *size, void *buffer)
+{
     (void)oa, (void)ob, (void)alpha, (void)beta, (void)type, (void)algorithm;
     (void)descriptor;
     return spgemm(h, a, b, c, size, buffer);
 }
-TA_EXPORT int cusparseSpGEMM_compute(const ta_sc_handle *h, int oa, int ob, const void *alpha,
-                                     const matrix *a, const matrix *b, const void *beta,
-                                     matrix *c, int type, int algorithm, void *descriptor,
-                                     size_t *size, void *buffer) {
+TA_EXPORT int cusparseSpGEMM_compute(const ta_sc_handle *h, int oa, int ob,
+                                     const void *alpha, const matrix *a, const matrix *b,
+                                     const void *beta, matrix *c, int type, int algorithm,
+                                     void *descriptor, size_t *size, void *buffer)
+{
     (void)oa, (void)ob, (void)alpha, (void)beta, (void)type, (void)algorithm;
     (void)descriptor;
     return spgemm(h, a, b, c, size, buffer);
 }
 TA_EXPORT int cusparseXcsrgeam2Nnz(const ta_sc_handle *h, int m, int n, const void *da,
-                                   int count_a, const int *ra, const int *ca, const void *db,
-                                   int count_b, const int *rb, const int *cb, const void *dc,
-                                   int *rc, int *total, void *buffer) {
-    (void)m, (void)n, (void)da, (void)ra, (void)ca, (void)db, (void)rb, (void)cb, (void)dc;
+                                   int count_a, const int *ra, const int *ca,
+                                   const void *db, int count_b, const int *rb,
+                                   const int *cb, const void *dc, int *rc, int *total,
+                                   void *buffer)
+{
+    (void)m, (void)n, (void)da, (void)ra, (void)ca, (void)db, (void)rb, (void)cb,
+        (void)dc;
     (void)rc, (void)buffer;
     *total = count_a + count_b;
     return of(ta_sc_handle_launch(h));
 }
 
 /* --- buffer sizes ----------------------------------------------------------------------------------- */
-TA_EXPORT int cusparseSpMM_bufferSize(void *h, int oa, int ob, void *alpha, const matrix *a,
-                                      void *b, void *beta, void *c, int type, int algorithm,
-                                      size_t *size) {
+TA_EXPORT int cusparseSpMM_bufferSize(void *h, int oa, int ob, void *alpha,
+                                      const matrix *a, void *b, void *beta, void *c,
+                                      int type, int algorithm, size_t *size)
+{
     (void)h, (void)oa, (void)ob, (void)alpha, (void)b, (void)beta, (void)c, (void)type;
     (void)algorithm;
     *size = (size_t)a->rows * 4 + 1024;
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseSDDMM_bufferSize(void *h, int oa, int ob, void *alpha, void *a, void *b,
-                                       void *beta, void *c, int type, int algorithm,
-                                       size_t *size) {
+TA_EXPORT int cusparseSDDMM_bufferSize(void *h, int oa, int ob, void *alpha, void *a,
+                                       void *b, void *beta, void *c, int type,
+                                       int algorithm, size_t *size)
+{
     (void)h, (void)oa, (void)ob, (void)alpha, (void)a, (void)b, (void)beta, (void)c;
     (void)type, (void)algorithm;
     *size = 1024;
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseSpMV_bufferSize(void *h, int op, void *alpha, const matrix *a, void *x,
-                                      void *beta, void *y, int type, int algorithm,
-                                      size_t *size) {
+TA_EXPORT int cusparseSpMV_bufferSize(void *h, int op, void *alpha, const matrix *a,
+                                      void *x, void *beta, void *y, int type,
+                                      int algorithm, size_t *size)
+{
     (void)h, (void)op, (void)alpha, (void)x, (void)beta, (void)y, (void)type;
     (void)algorithm;
     *size = (size_t)a->rows * 4 + 1024;
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseSpSM_bufferSize(void *h, int oa, int ob, void *alpha, const matrix *a,
-                                      void *b, void *c, int type, int algorithm,
-                                      void *descriptor, size_t *size) {
+TA_EXPORT int cusparseSpSM_bufferSize(void *h, int oa, int ob, void *alpha,
+                                      const matrix *a, void *b, void *c, int type,
+                                      int algorithm, void *descriptor, size_t *size)
+{
     (void)h, (void)oa, (void)ob, (void)alpha, (void)b, (void)c, (void)type;
     (void)algorithm, (void)descriptor;
     *size = (size_t)(a->rows + a->count) * 8 + 1024;
     return SPARSE_OK;
 }
-TA_EXPORT int cusparseSpSV_bufferSize(void *h, int op, void *alpha, const matrix *a, void *x,
-                                      void *y, int type, int algorithm, void *descriptor,
-                                      size_t *size) {
+TA_EXPORT int cusparseSpSV_bufferSize(void *h, int op, void *alpha, const matrix *a,
+                                      void *x, void *y, int type, int algorithm,
+                                      void *descriptor, size_t *size)
+{
     (void)h, (void)op, (void)alpha, (void)x, (void)y, (void)type, (void)algorithm;
     (void)descriptor;
     *size = (size_t)(a->rows + a->count) * 8 + 1024;
     return SPARSE_OK;
 }
-#define SORT(name)                                                                           \
-    TA_EXPORT int name(void *h, int m, int n, int count, const void *rows,                   \
-                       const void *columns, size_t *size) {                                  \
-        (void)h, (void)m, (void)n, (void)rows, (void)columns;                                \
-        *size = (size_t)count * 8 + 1024;                                                    \
-        return SPARSE_OK;                                                                    \
+#define SORT(name)                                                                       \
+    TA_EXPORT int name(void *h, int m, int n, int count, const void *rows,               \
+                       const void *columns, size_t *size)                                \
+    {                                                                                    \
+        (void)h, (void)m, (void)n, (void)rows, (void)columns;                            \
+        *size = (size_t)count * 8 + 1024;                                                \
+        return SPARSE_OK;                                                                \
     }
 SORT(cusparseXcoosort_bufferSizeExt)
 SORT(cusparseXcsrsort_bufferSizeExt)
-#define TYPED(T)                                                                             \
-    TA_EXPORT int cusparse##T##csrgeam2_bufferSizeExt(                                       \
-        void *h, int m, int n, void *alpha, void *da, int na, void *va, void *ra, void *ca,  \
-        void *beta, void *db, int nb, void *vb, void *rb, void *cb, void *dc, void *vc,      \
-        void *rc, void *cc, size_t *size) {                                                  \
-        (void)h, (void)n, (void)alpha, (void)da, (void)na, (void)va, (void)ra, (void)ca;     \
-        (void)beta, (void)db, (void)nb, (void)vb, (void)rb, (void)cb, (void)dc, (void)vc;    \
-        (void)rc, (void)cc;                                                                  \
-        *size = (size_t)m * 4 + 1024;                                                        \
-        return SPARSE_OK;                                                                    \
-    }                                                                                        \
-    TA_EXPORT int cusparse##T##bsrsv2_bufferSize(                                            \
-        void *h, int dir, int op, int rows, int count, void *d, void *v, void *r, void *c,   \
-        int block, void *info, int *size) {                                                  \
-        (void)h, (void)dir, (void)op, (void)d, (void)v, (void)r, (void)c, (void)block;       \
-        (void)info;                                                                          \
-        *size = (rows + count) * 8 + 1024;                                                   \
-        return SPARSE_OK;                                                                    \
-    }                                                                                        \
-    TA_EXPORT int cusparse##T##bsrsm2_bufferSize(                                            \
-        void *h, int dir, int oa, int ox, int rows, int n, int count, void *d, void *v,      \
-        void *r, void *c, int block, void *info, int *size) {                                \
-        (void)h, (void)dir, (void)oa, (void)ox, (void)n, (void)d, (void)v, (void)r, (void)c; \
-        (void)block, (void)info;                                                             \
-        *size = (rows + count) * 8 + 1024;                                                   \
-        return SPARSE_OK;                                                                    \
+#define TYPED(T)                                                                         \
+    TA_EXPORT int cusparse##T##csrgeam2_bufferSizeExt(                                   \
+        void *h, int m, int n, void *alpha, void *da, int na, void *va, void *ra,        \
+        void *ca, void *beta, void *db, int nb, void *vb, void *rb, void *cb, void *dc,  \
+        void *vc, void *rc, void *cc, size_t *size)                                      \
+    {                                                                                    \
+        (void)h, (void)n, (void)alpha, (void)da, (void)na, (void)va, (void)ra, (void)ca; \
+        (void)beta, (void)db, (void)nb, (void)vb, (void)rb, (void)cb, (void)dc,          \
+            (void)vc;                                                                    \
+        (void)rc, (void)cc;                                                              \
+        *size = (size_t)m * 4 + 1024;                                                    \
+        return SPARSE_OK;                                                                \
+    }                                                                                    \
+    TA_EXPORT int cusparse##T##bsrsv2_bufferSize(                                        \
+        void *h, int dir, int op, int rows, int count, void *d, void *v, void *r,        \
+        void *c, int block, void *info, int *size)                                       \
+    {                                                                                    \
+        (void)h, (void)dir, (void)op, (void)d, (void)v, (void)r, (void)c, (void)block;   \
+        (void)info;                                                                      \
+        *size = (rows + count) * 8 + 1024;                                               \
+        return SPARSE_OK;                                                                \
+    }                                                                                    \
+    TA_EXPORT int cusparse##T##bsrsm2_bufferSize(                                        \
+        void *h, int dir, int oa, int ox, int rows, int n, int count, void *d, void *v,  \
+        void *r, void *c, int block, void *info, int *size)                              \
+    {                                                                                    \
+        (void)h, (void)dir, (void)oa, (void)ox, (void)n, (void)d, (void)v, (void)r,      \
+            (void)c;                                                                     \
+        (void)block, (void)info;                                                         \
+        *size = (rows + count) * 8 + 1024;                                               \
+        return SPARSE_OK;                                                                \
     }
 TYPED(S)
 TYPED(D)
@@ -227,21 +261,27 @@ TYPED(C)
 TYPED(Z)
 
 /* --- what computes: queued ------------------------------------------------------------------------------ */
-#define KERNELS(X)                                                                          \
-    X(cusparseCbsrmm) X(cusparseCbsrmv) X(cusparseCbsrsm2_analysis)                         \
-    X(cusparseCbsrsm2_solve) X(cusparseCbsrsv2_analysis) X(cusparseCbsrsv2_solve)           \
-    X(cusparseCcsrgeam2) X(cusparseDbsrmm) X(cusparseDbsrmv)                                \
-    X(cusparseDbsrsm2_analysis) X(cusparseDbsrsm2_solve) X(cusparseDbsrsv2_analysis)        \
-    X(cusparseDbsrsv2_solve) X(cusparseDcsrgeam2) X(cusparseSDDMM)                          \
-    X(cusparseSDDMM_preprocess) X(cusparseSbsrmm) X(cusparseSbsrmv)                         \
-    X(cusparseSbsrsm2_analysis) X(cusparseSbsrsm2_solve) X(cusparseSbsrsv2_analysis)        \
-    X(cusparseSbsrsv2_solve) X(cusparseScsrgeam2) X(cusparseSpGEMM_copy)                    \
-    X(cusparseSpMM) X(cusparseSpMV) X(cusparseSpSM_analysis) X(cusparseSpSM_solve)          \
-    X(cusparseSpSV_analysis) X(cusparseSpSV_solve) X(cusparseXbsrsm2_zeroPivot)             \
-    X(cusparseXbsrsv2_zeroPivot) X(cusparseXcoosortByRow) X(cusparseXcsrsort)               \
-    X(cusparseZbsrmm) X(cusparseZbsrmv) X(cusparseZbsrsm2_analysis)                         \
-    X(cusparseZbsrsm2_solve) X(cusparseZbsrsv2_analysis) X(cusparseZbsrsv2_solve)           \
-    X(cusparseZcsrgeam2)
-#define X(name)                                                                              \
+#define KERNELS(X)                                                                       \
+    X(cusparseCbsrmm)                                                                    \
+    X(cusparseCbsrmv) X(cusparseCbsrsm2_analysis) X(cusparseCbsrsm2_solve) X(            \
+        cusparseCbsrsv2_analysis) X(cusparseCbsrsv2_solve) X(cusparseCcsrgeam2)          \
+        X(cusparseDbsrmm) X(cusparseDbsrmv) X(cusparseDbsrsm2_analysis) X(               \
+            cusparseDbsrsm2_solve) X(cusparseDbsrsv2_analysis) X(cusparseDbsrsv2_solve)  \
+            X(cusparseDcsrgeam2) X(cusparseSDDMM) X(cusparseSDDMM_preprocess)            \
+                X(cusparseSbsrmm) X(cusparseSbsrmv) X(cusparseSbsrsm2_analysis) X(       \
+                    cusparseSbsrsm2_solve) X(cusparseSbsrsv2_analysis)                   \
+                    X(cusparseSbsrsv2_solve) X(cusparseScsrgeam2) X(cusparseSpGEMM_copy) \
+                        X(cusparseSpMM) X(cusparseSpMV) X(cusparseSpSM_analysis)         \
+                            X(cusparseSpSM_solve) X(cusparseSpSV_analysis)               \
+                                X(cusparseSpSV_solve) X(cusparseXbsrsm2_zeroPivot)       \
+                                    X(cusparseXbsrsv2_zeroPivot)                         \
+                                        X(cusparseXcoosortByRow) X(cusparseXcsrsort)     \
+                                            X(cusparseZbsrmm) X(cusparseZbsrmv)          \
+                                                X(cusparseZbsrsm2_analysis)              \
+                                                    X(cusparseZbsrsm2_solve)             \
+                                                        X(cusparseZbsrsv2_analysis)      \
+                                                            X(cusparseZbsrsv2_solve)     \
+                                                                X(cusparseZcsrgeam2)
+#define X(name)                                                                          \
     TA_EXPORT int name(const ta_sc_handle *h) { return of(ta_sc_handle_launch(h)); }
 KERNELS(X)

@@ -12,7 +12,8 @@
 #include "cudart.h"
 
 /* --- entry points ------------------------------------------------------------------------ */
-static void *find(const char *name) {
+static void *find(const char *name)
+{
     static void *self;
     void *handle = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
     if (!handle) {
@@ -37,15 +38,20 @@ static const struct {
     int version;
     const char *suffix;
 } versions[] = {
-    {"cuStreamGetCaptureInfo", 12030, "_v3"}, {"cuStreamGetCaptureInfo", 11030, "_v2"},
-    {"cuEventElapsedTime", 0, ""},            {"cuGetProcAddress", 12000, "_v2"},
-    {"cuGetProcAddress", 0, ""},              {"cuDeviceGetUuid", 0, ""},
+    {"cuStreamGetCaptureInfo", 12030, "_v3"},
+    {"cuStreamGetCaptureInfo", 11030, "_v2"},
+    {"cuEventElapsedTime", 0, ""},
+    {"cuGetProcAddress", 12000, "_v2"},
+    {"cuGetProcAddress", 0, ""},
+    {"cuDeviceGetUuid", 0, ""},
 };
 
-void *ta_sc_entry(const char *symbol, int version) {
+void *ta_sc_entry(const char *symbol, int version)
+{
     char name[128];
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
-        if (strcmp(versions[i].name, symbol) != 0 || version < versions[i].version) continue;
+        if (strcmp(versions[i].name, symbol) != 0 || version < versions[i].version)
+            continue;
         snprintf(name, sizeof name, "%s%s", symbol, versions[i].suffix);
         return find(name);
     }
@@ -55,7 +61,8 @@ void *ta_sc_entry(const char *symbol, int version) {
 }
 
 TA_EXPORT int cuGetProcAddress_v2(const char *symbol, void **function, int version,
-                                  uint64_t flags, int *status) {
+                                  uint64_t flags, int *status)
+{
     (void)flags;
     if (!symbol || !function) return TA_CU_INVALID;
     *function = ta_sc_entry(symbol, version);
@@ -63,17 +70,19 @@ TA_EXPORT int cuGetProcAddress_v2(const char *symbol, void **function, int versi
     return *function || status ? TA_CU_OK : TA_CU_NOT_FOUND;
 }
 TA_EXPORT int cuGetProcAddress(const char *symbol, void **function, int version,
-                               uint64_t flags) {
+                               uint64_t flags)
+{
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 TA_EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **function,
                                                unsigned version, unsigned long long flags,
-                                               int *status) {
-    return ta_sc_note(
-        cuGetProcAddress_v2(symbol, function, (int)version, flags, status));
+                                               int *status)
+{
+    return ta_sc_note(cuGetProcAddress_v2(symbol, function, (int)version, flags, status));
 }
 TA_EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **function,
-                                      unsigned long long flags, int *status) {
+                                      unsigned long long flags, int *status)
+{
     return cudaGetDriverEntryPointByVersion(
         symbol, function, (unsigned)ta_sc_runtime_version(), flags, status);
 }
@@ -81,77 +90,93 @@ TA_EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **function,
 /* --- modules and kernels ------------------------------------------------------------------- */
 static char module; /* its address is every module, function and linker state */
 
-static int give_module(void **out) {
+static int give_module(void **out)
+{
     if (!out) return TA_CU_INVALID;
     *out = &module;
     return ta_sc_current() ? TA_CU_OK : TA_CU_BAD_CONTEXT;
 }
-TA_EXPORT int cuModuleLoad(void **out, const char *path) {
+TA_EXPORT int cuModuleLoad(void **out, const char *path)
+{
     (void)path;
     return give_module(out);
 }
-TA_EXPORT int cuModuleLoadData(void **out, const void *image) {
+TA_EXPORT int cuModuleLoadData(void **out, const void *image)
+{
     (void)image;
     return give_module(out);
 }
 TA_EXPORT int cuModuleLoadDataEx(void **out, const void *image, unsigned count,
-                                 const int *options, void **values) {
+                                 const int *options, void **values)
+{
     (void)image, (void)count, (void)options, (void)values;
     return give_module(out);
 }
-TA_EXPORT int cuModuleLoadFatBinary(void **out, const void *image) {
+TA_EXPORT int cuModuleLoadFatBinary(void **out, const void *image)
+{
     (void)image;
     return give_module(out);
 }
-TA_EXPORT int cuModuleUnload(void *m) {
+TA_EXPORT int cuModuleUnload(void *m)
+{
     (void)m;
     return TA_CU_OK;
 }
-TA_EXPORT int cuModuleGetFunction(void **function, void *m, const char *name) {
+TA_EXPORT int cuModuleGetFunction(void **function, void *m, const char *name)
+{
     (void)m, (void)name;
     *function = &module;
     return TA_CU_OK;
 }
 TA_EXPORT int cuModuleGetGlobal_v2(uint64_t *address, size_t *size, void *m,
-                                   const char *name) {
+                                   const char *name)
+{
     (void)m, (void)name;
     if (address) *address = 0;
     if (size) *size = 0;
     return TA_CU_NOT_FOUND;
 }
-TA_EXPORT int cuLibraryLoadData(void **library, const void *code) {
+TA_EXPORT int cuLibraryLoadData(void **library, const void *code)
+{
     (void)code;
     return give_module(library);
 }
-TA_EXPORT int cuLibraryUnload(void *library) {
+TA_EXPORT int cuLibraryUnload(void *library)
+{
     (void)library;
     return TA_CU_OK;
 }
-TA_EXPORT int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
+TA_EXPORT int cuLibraryGetKernel(void **kernel, void *library, const char *name)
+{
     (void)library, (void)name;
     return give_module(kernel);
 }
-TA_EXPORT int cuKernelGetFunction(void **function, void *kernel) {
+TA_EXPORT int cuKernelGetFunction(void **function, void *kernel)
+{
     *function = kernel;
     return TA_CU_OK;
 }
-TA_EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
+TA_EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **state)
+{
     (void)count, (void)options, (void)values;
     return give_module(state);
 }
 TA_EXPORT int cuLinkAddData_v2(void) { return TA_CU_OK; }
 TA_EXPORT int cuLinkAddFile_v2(void) { return TA_CU_OK; }
-TA_EXPORT int cuLinkDestroy(void *state) {
+TA_EXPORT int cuLinkDestroy(void *state)
+{
     (void)state;
     return TA_CU_OK;
 }
-TA_EXPORT int cuLinkComplete(void *state, void **image, size_t *size) {
+TA_EXPORT int cuLinkComplete(void *state, void **image, size_t *size)
+{
     (void)state;
     if (image) *image = &module;
     if (size) *size = 1;
     return TA_CU_OK;
 }
-TA_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
+TA_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function)
+{
     (void)function;
     static const int values[] = {1024, 0, 0, 0, 32, 0, 0, 0, 49152};
     int version;
@@ -160,28 +185,34 @@ TA_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
     if (attribute == 5 || attribute == 6) *value = version * 10;
     return TA_CU_OK;
 }
-TA_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
+TA_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value)
+{
     (void)function, (void)attribute, (void)value;
     return TA_CU_OK;
 }
-TA_EXPORT int cuFuncSetCacheConfig(void *function, int config) {
+TA_EXPORT int cuFuncSetCacheConfig(void *function, int config)
+{
     (void)function, (void)config;
     return TA_CU_OK;
 }
-TA_EXPORT int cuFuncGetModule(void **out, void *function) {
+TA_EXPORT int cuFuncGetModule(void **out, void *function)
+{
     (void)function;
     return give_module(out);
 }
 TA_EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
                              unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                             ta_stream stream, void **params, void **extra) {
+                             ta_stream stream, void **params, void **extra)
+{
     (void)shared, (void)params, (void)extra;
     if (!function || !gx || !gy || !gz || !bx || !by || !bz) return TA_CU_INVALID;
     return ta_sc_launch(stream);
 }
 TA_EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy,
-                                        unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                        unsigned shared, ta_stream stream, void **params) {
+                                        unsigned gz, unsigned bx, unsigned by,
+                                        unsigned bz, unsigned shared, ta_stream stream,
+                                        void **params)
+{
     return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, NULL);
 }
 struct launch {
@@ -191,36 +222,41 @@ struct launch {
     unsigned count;
 };
 TA_EXPORT int cuLaunchKernelEx(const struct launch *c, void *function, void **params,
-                               void **extra) {
+                               void **extra)
+{
     return cuLaunchKernel(function, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared,
                           c->stream, params, extra);
 }
 TA_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function,
-                                                          int size, size_t shared) {
+                                                          int size, size_t shared)
+{
     (void)function;
     return ta_sc_occupancy(blocks, size, shared);
 }
-TA_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks,
-                                                                   void *function, int size,
-                                                                   size_t shared,
-                                                                   unsigned flags) {
+TA_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int *blocks, void *function, int size, size_t shared, unsigned flags)
+{
     (void)function, (void)flags;
     return ta_sc_occupancy(blocks, size, shared);
 }
 TA_EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *function,
-                                           const struct launch *c) {
+                                           const struct launch *c)
+{
     (void)function;
     return ta_sc_occupancy(clusters, (int)(c->bx * c->by * c->bz), c->shared);
 }
-TA_EXPORT int cuTensorMapEncodeTiled(void *map) {
+TA_EXPORT int cuTensorMapEncodeTiled(void *map)
+{
     memset(map, 0, 128);
     return TA_CU_OK;
 }
-TA_EXPORT int cuTensorMapEncodeIm2col(void *map) {
+TA_EXPORT int cuTensorMapEncodeIm2col(void *map)
+{
     memset(map, 0, 128);
     return TA_CU_OK;
 }
-TA_EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
+TA_EXPORT int cuTensorMapReplaceAddress(void *map, void *address)
+{
     (void)map, (void)address;
     return TA_CU_OK;
 }

@@ -25,13 +25,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ta_sc_map pages, at;
 
 /* Takes the page off the books if nothing holds it; the caller then releases it. Locked. */
-static bool forget(page *p) {
+static bool forget(page *p)
+{
     if (p->owners > 0 || p->mapped > 0) return false;
     ta_sc_map_take(&pages, p->handle + 2);
     return true;
 }
 
-static int let_go(const ta_sc_machine *m, page *p) {
+static int let_go(const ta_sc_machine *m, page *p)
+{
     ta_status status = m->driver->release(m->driver->self, p->handle, p->size);
     free(p);
     return ta_sc_status(status);
@@ -39,7 +41,8 @@ static int let_go(const ta_sc_machine *m, page *p) {
 
 TA_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity,
                                                  const CUmemAllocationProp *prop,
-                                                 CUmemAllocationGranularity_flags option) {
+                                                 CUmemAllocationGranularity_flags option)
+{
     (void)option;
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
@@ -55,7 +58,8 @@ TA_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity,
 }
 
 TA_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment,
-                                       CUdeviceptr addr, unsigned long long flags) {
+                                       CUdeviceptr addr, unsigned long long flags)
+{
     (void)addr; /* a wish */
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
@@ -72,7 +76,8 @@ TA_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t ali
     return CUDA_SUCCESS;
 }
 
-TA_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size) {
+TA_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     ta_sc_range range;
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
@@ -86,7 +91,8 @@ TA_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size) {
 }
 
 TA_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
-                               const CUmemAllocationProp *prop, unsigned long long flags) {
+                               const CUmemAllocationProp *prop, unsigned long long flags)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
     if (!handle || !prop || !size || flags) return CUDA_ERROR_INVALID_VALUE;
@@ -115,7 +121,8 @@ TA_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size
     return CUDA_SUCCESS;
 }
 
-TA_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+TA_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&lock);
@@ -129,7 +136,8 @@ TA_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 
 TA_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
-                            CUmemGenericAllocationHandle handle, unsigned long long flags) {
+                            CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
     if (offset || flags) return CUDA_ERROR_INVALID_VALUE;
@@ -153,7 +161,8 @@ TA_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
     return (CUresult)ta_sc_status(status);
 }
 
-TA_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
+TA_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
     ta_status status = m->driver->unmap(m->driver->self, ptr, size);
@@ -171,8 +180,9 @@ TA_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
     return CUDA_SUCCESS;
 }
 
-TA_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc,
-                                  size_t count) {
+TA_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size,
+                                  const CUmemAccessDesc *desc, size_t count)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
     if (!desc || !count || count > 2 * TA_MAX_DEVICES) return CUDA_ERROR_INVALID_VALUE;
@@ -188,16 +198,19 @@ TA_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAcces
         m->driver->set_access(m->driver->self, ptr, size, devices, used));
 }
 
-TA_EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
-                                  CUdeviceptr ptr) {
+TA_EXPORT CUresult cuMemGetAccess(unsigned long long *flags,
+                                  const CUmemLocation *location, CUdeviceptr ptr)
+{
     ta_sc_range range;
-    if (!flags || !location || !ta_sc_range_find(ptr, &range)) return CUDA_ERROR_INVALID_VALUE;
+    if (!flags || !location || !ta_sc_range_find(ptr, &range))
+        return CUDA_ERROR_INVALID_VALUE;
     *flags = range.device == location->id ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
     return CUDA_SUCCESS;
 }
 
 TA_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
-                                               void *addr) {
+                                               void *addr)
+{
     pthread_mutex_lock(&lock);
     uint64_t where = (uintptr_t)addr & ~(((uint64_t)2 << 20) - 1);
     page *p = ta_sc_map_get(&at, where);
@@ -209,8 +222,9 @@ TA_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *han
     return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-TA_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-                                                          CUmemGenericAllocationHandle handle) {
+TA_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(
+    CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
     pthread_mutex_lock(&lock);
     page *p = ta_sc_map_get(&pages, handle + 2);
     if (p) *prop = p->prop;
@@ -219,14 +233,18 @@ TA_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *p
 }
 
 /* Sharing pages between processes: not simulated, and said so plainly. */
-TA_EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+TA_EXPORT CUresult cuMemExportToShareableHandle(void *out,
+                                                CUmemGenericAllocationHandle handle,
                                                 CUmemAllocationHandleType type,
-                                                unsigned long long flags) {
+                                                unsigned long long flags)
+{
     (void)out, (void)handle, (void)type, (void)flags;
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 TA_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
-                                                  void *from, CUmemAllocationHandleType type) {
+                                                  void *from,
+                                                  CUmemAllocationHandleType type)
+{
     (void)handle, (void)from, (void)type;
     return CUDA_ERROR_NOT_SUPPORTED;
 }

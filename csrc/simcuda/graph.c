@@ -24,11 +24,12 @@ typedef struct capture {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static capture *captures;
-static int open_captures; /* = length of captures; read without the lock */
+static int open_captures;      /* = length of captures; read without the lock */
 static ta_sc_graph being_made; /* what a capture in progress shows as its graph */
 static _Thread_local int thread_mode;
 
-int ta_sc_capture_mode(int *mode) {
+int ta_sc_capture_mode(int *mode)
+{
     if (*mode < 0 || *mode > 2) return TA_CU_INVALID;
     int old = thread_mode;
     thread_mode = *mode;
@@ -36,7 +37,8 @@ int ta_sc_capture_mode(int *mode) {
     return TA_CU_OK;
 }
 
-int ta_sc_unsafe(void) {
+int ta_sc_unsafe(void)
+{
     if (thread_mode == 2 || !__atomic_load_n(&open_captures, __ATOMIC_ACQUIRE))
         return TA_CU_OK;
     bool forbidden = false;
@@ -51,7 +53,8 @@ int ta_sc_unsafe(void) {
     return forbidden ? TA_CU_CAPTURE_UNSUPPORTED : TA_CU_OK;
 }
 
-int ta_sc_capture_begin(ta_stream stream, int mode) {
+int ta_sc_capture_begin(ta_stream stream, int mode)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if ((uintptr_t)stream <= 1) return TA_CU_CAPTURE_UNSUPPORTED;
@@ -72,7 +75,8 @@ int ta_sc_capture_begin(ta_stream stream, int mode) {
     return TA_CU_OK;
 }
 
-int ta_sc_capture_end(ta_stream stream, ta_sc_graph **graph) {
+int ta_sc_capture_end(ta_stream stream, ta_sc_graph **graph)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     *graph = NULL;
     if (!m) return TA_CU_NOT_INITIALIZED;
@@ -104,7 +108,8 @@ int ta_sc_capture_end(ta_stream stream, ta_sc_graph **graph) {
     return TA_CU_OK;
 }
 
-int ta_sc_capture_info(ta_stream stream, int *status, uint64_t *id) {
+int ta_sc_capture_info(ta_stream stream, int *status, uint64_t *id)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     int device;
@@ -124,19 +129,22 @@ int ta_sc_capture_info(ta_stream stream, int *status, uint64_t *id) {
 
 ta_sc_graph *ta_sc_capture_graph(void) { return &being_made; }
 
-ta_sc_graph *ta_sc_graph_new(void) {
+ta_sc_graph *ta_sc_graph_new(void)
+{
     ta_sc_graph *graph = calloc(1, sizeof *graph);
     if (graph) graph->holders = 1;
     return graph;
 }
 
-int ta_sc_graph_hold(ta_sc_graph *graph) {
+int ta_sc_graph_hold(ta_sc_graph *graph)
+{
     if (!graph || graph == &being_made) return TA_CU_BAD_HANDLE;
     __atomic_add_fetch(&graph->holders, 1, __ATOMIC_RELAXED);
     return TA_CU_OK;
 }
 
-int ta_sc_graph_drop(ta_sc_graph *graph) {
+int ta_sc_graph_drop(ta_sc_graph *graph)
+{
     if (!graph || graph == &being_made) return TA_CU_BAD_HANDLE;
     if (__atomic_sub_fetch(&graph->holders, 1, __ATOMIC_ACQ_REL)) return TA_CU_OK;
     const ta_sc_machine *m = ta_sc_machine_get();
@@ -145,7 +153,8 @@ int ta_sc_graph_drop(ta_sc_graph *graph) {
     return TA_CU_OK;
 }
 
-int ta_sc_graph_launch(ta_sc_graph *graph, ta_stream stream) {
+int ta_sc_graph_launch(ta_sc_graph *graph, ta_stream stream)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     int device;

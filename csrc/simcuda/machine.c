@@ -25,7 +25,8 @@ static _Thread_local int depth;
 
 static void in_child(void) { forked = true; }
 
-static int visible(int devices) {
+static int visible(int devices)
+{
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!list) return devices;
     int count = 0;
@@ -38,7 +39,8 @@ static int visible(int devices) {
     return count < devices ? count : devices;
 }
 
-void *ta_sc_real(const char *const *libraries, const char *symbol) {
+void *ta_sc_real(const char *const *libraries, const char *symbol)
+{
     for (; *libraries; libraries++) {
         void *library = dlopen(*libraries, RTLD_LAZY | RTLD_NOLOAD);
         if (library) return dlsym(library, symbol);
@@ -46,7 +48,8 @@ void *ta_sc_real(const char *const *libraries, const char *symbol) {
     return NULL;
 }
 
-int ta_sc_runtime_version(void) {
+int ta_sc_runtime_version(void)
+{
     static int version;
     int known = __atomic_load_n(&version, __ATOMIC_RELAXED);
     if (known) return known;
@@ -59,16 +62,18 @@ int ta_sc_runtime_version(void) {
     return found;
 }
 
-static void make(void) {
+static void make(void)
+{
     const char *gpu = getenv("TORCHARENA_SIM_GPU");
     const char *number = getenv("TORCHARENA_SIM_DEVICES");
     const char *seed = getenv("TORCHARENA_SIM_SEED");
     if (!gpu || !*gpu) gpu = "h200";
     if (!ta_sc_find_card(gpu, &machine.card)) {
-        fprintf(stderr,
-                "torcharena: TORCHARENA_SIM_GPU=%s is neither a known card nor a size such "
-                "as 16GiB\n",
-                gpu);
+        fprintf(
+            stderr,
+            "torcharena: TORCHARENA_SIM_GPU=%s is neither a known card nor a size such "
+            "as 16GiB\n",
+            gpu);
         return;
     }
     int devices = number ? atoi(number) : 1;
@@ -101,38 +106,52 @@ static void make(void) {
     made = true;
 }
 
-const ta_sc_machine *ta_sc_machine_get(void) {
+const ta_sc_machine *ta_sc_machine_get(void)
+{
     pthread_once(&once, make);
     return made && !forked ? &machine : NULL;
 }
 
-int ta_sc_device_count(void) {
+int ta_sc_device_count(void)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     return m ? m->devices : 0;
 }
 
-int ta_sc_status(ta_status status) {
+int ta_sc_status(ta_status status)
+{
     switch (status) {
-    case TA_OK: return TA_CU_OK;
-    case TA_OUT_OF_MEMORY: return TA_CU_NO_MEMORY;
-    case TA_NOT_READY: return TA_CU_NOT_READY;
-    case TA_INVALID: return TA_CU_INVALID;
-    case TA_UNSUPPORTED: return TA_CU_UNSUPPORTED;
-    case TA_FORKED: return TA_CU_NOT_INITIALIZED;
-    case TA_GONE: return TA_CU_GONE;
-    case TA_NO_HOST_MEMORY: return TA_CU_NO_MEMORY;
-    case TA_DRIVER: break;
+    case TA_OK:
+        return TA_CU_OK;
+    case TA_OUT_OF_MEMORY:
+        return TA_CU_NO_MEMORY;
+    case TA_NOT_READY:
+        return TA_CU_NOT_READY;
+    case TA_INVALID:
+        return TA_CU_INVALID;
+    case TA_UNSUPPORTED:
+        return TA_CU_UNSUPPORTED;
+    case TA_FORKED:
+        return TA_CU_NOT_INITIALIZED;
+    case TA_GONE:
+        return TA_CU_GONE;
+    case TA_NO_HOST_MEMORY:
+        return TA_CU_NO_MEMORY;
+    case TA_DRIVER:
+        break;
     }
     return TA_CU_UNKNOWN;
 }
 
-ta_sc_context *ta_sc_context_of(int device) {
+ta_sc_context *ta_sc_context_of(int device)
+{
     return device >= 0 && device < ta_sc_device_count() ? &contexts[device] : NULL;
 }
 
 ta_sc_context *ta_sc_current(void) { return depth ? stack[depth - 1] : NULL; }
 
-int ta_sc_set_current(ta_sc_context *context) {
+int ta_sc_set_current(ta_sc_context *context)
+{
     if (!context) {
         if (depth) depth--;
     } else if (depth) {
@@ -143,49 +162,57 @@ int ta_sc_set_current(ta_sc_context *context) {
     return TA_CU_OK;
 }
 
-int ta_sc_push(ta_sc_context *context) {
+int ta_sc_push(ta_sc_context *context)
+{
     if (!context) return TA_CU_BAD_CONTEXT;
     if (depth == MAX_DEPTH) return TA_CU_INVALID;
     stack[depth++] = context;
     return TA_CU_OK;
 }
 
-int ta_sc_pop(ta_sc_context **context) {
+int ta_sc_pop(ta_sc_context **context)
+{
     if (!depth) return TA_CU_BAD_CONTEXT;
     depth--;
     if (context) *context = stack[depth];
     return TA_CU_OK;
 }
 
-int ta_sc_device(void) {
+int ta_sc_device(void)
+{
     const ta_sc_context *context = ta_sc_current();
     return context ? context->device : 0;
 }
 
-void ta_sc_use(int device) {
+void ta_sc_use(int device)
+{
     ta_sc_context *context = ta_sc_context_of(device);
     if (!context) return;
     context->active = true;
     if (!depth) stack[depth++] = context;
 }
 
-int ta_sc_set_device(int device) {
+int ta_sc_set_device(int device)
+{
     ta_sc_context *context = ta_sc_context_of(device);
     if (!context) return ta_sc_machine_get() ? TA_CU_BAD_DEVICE : TA_CU_NOT_INITIALIZED;
     context->active = true;
     return ta_sc_set_current(context);
 }
 
-void ta_sc_report(const char *function) {
+void ta_sc_report(const char *function)
+{
     fprintf(stderr, "torcharena: %s is not simulated: it fails\n", function);
 }
 
-ta_sc_handle *ta_sc_handle_new(void) {
+ta_sc_handle *ta_sc_handle_new(void)
+{
     ta_sc_handle *handle = calloc(1, sizeof *handle);
     if (handle) handle->device = ta_sc_device();
     return handle;
 }
 
-int ta_sc_handle_launch(const void *handle) {
+int ta_sc_handle_launch(const void *handle)
+{
     return ta_sc_launch(handle ? ((const ta_sc_handle *)handle)->stream : NULL);
 }

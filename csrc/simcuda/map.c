@@ -8,12 +8,14 @@
 
 #include "simcuda.h"
 
-static size_t place(uint64_t key, size_t capacity) {
+static size_t place(uint64_t key, size_t capacity)
+{
     uint64_t h = key * UINT64_C(0x9E3779B97F4A7C15);
     return (size_t)(h >> 20) & (capacity - 1);
 }
 
-static ta_sc_slot *lookup(const ta_sc_map *map, uint64_t key) {
+static ta_sc_slot *lookup(const ta_sc_map *map, uint64_t key)
+{
     if (!map->capacity) return NULL;
     for (size_t i = place(key, map->capacity);; i = (i + 1) & (map->capacity - 1)) {
         if (map->slots[i].key == key) return &map->slots[i];
@@ -21,12 +23,14 @@ static ta_sc_slot *lookup(const ta_sc_map *map, uint64_t key) {
     }
 }
 
-void *ta_sc_map_get(const ta_sc_map *map, uint64_t key) {
+void *ta_sc_map_get(const ta_sc_map *map, uint64_t key)
+{
     const ta_sc_slot *slot = lookup(map, key);
     return slot ? slot->value : NULL;
 }
 
-static bool grow(ta_sc_map *map) {
+static bool grow(ta_sc_map *map)
+{
     size_t capacity = 64;
     while (capacity < map->live * 4) capacity *= 2;
     ta_sc_slot *slots = calloc(capacity, sizeof *slots);
@@ -44,7 +48,8 @@ static bool grow(ta_sc_map *map) {
     return true;
 }
 
-bool ta_sc_map_put(ta_sc_map *map, uint64_t key, void *value) {
+bool ta_sc_map_put(ta_sc_map *map, uint64_t key, void *value)
+{
     ta_sc_slot *slot = lookup(map, key);
     if (slot) {
         slot->value = value;
@@ -59,7 +64,8 @@ bool ta_sc_map_put(ta_sc_map *map, uint64_t key, void *value) {
     return true;
 }
 
-void *ta_sc_map_take(ta_sc_map *map, uint64_t key) {
+void *ta_sc_map_take(ta_sc_map *map, uint64_t key)
+{
     ta_sc_slot *slot = lookup(map, key);
     if (!slot) return NULL;
     void *value = slot->value;

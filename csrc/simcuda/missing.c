@@ -7,10 +7,11 @@
 #include "imports.h"
 #include "simcuda.h"
 
-#define X(name, failure)                                                                     \
-    TA_WEAK int64_t name(void) {                                                             \
-        static char said;                                                                    \
-        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED)) ta_sc_report(#name);           \
-        return failure;                                                                      \
+#define X(name, failure)                                                                 \
+    TA_WEAK int64_t name(void)                                                           \
+    {                                                                                    \
+        static char said;                                                                \
+        if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED)) ta_sc_report(#name);       \
+        return failure;                                                                  \
     }
 TA_SC_IMPORTS(X)

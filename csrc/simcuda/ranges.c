@@ -18,7 +18,8 @@ static size_t count, capacity;
 static uint64_t serial;
 
 /* Number of ranges that begin at or below addr. */
-static size_t below(uint64_t addr) {
+static size_t below(uint64_t addr)
+{
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -30,7 +31,8 @@ static size_t below(uint64_t addr) {
     return low;
 }
 
-bool ta_sc_range_add(uint64_t addr, uint64_t size, ta_sc_kind kind, int device) {
+bool ta_sc_range_add(uint64_t addr, uint64_t size, ta_sc_kind kind, int device)
+{
     bool ok = true;
     pthread_rwlock_wrlock(&lock);
     if (count == capacity) {
@@ -53,7 +55,8 @@ bool ta_sc_range_add(uint64_t addr, uint64_t size, ta_sc_kind kind, int device) 
     return ok;
 }
 
-bool ta_sc_range_find(uint64_t addr, ta_sc_range *range) {
+bool ta_sc_range_find(uint64_t addr, ta_sc_range *range)
+{
     pthread_rwlock_rdlock(&lock);
     size_t at = below(addr);
     bool found = at && addr - ranges[at - 1].addr < ranges[at - 1].size;
@@ -62,7 +65,8 @@ bool ta_sc_range_find(uint64_t addr, ta_sc_range *range) {
     return found;
 }
 
-bool ta_sc_range_remove(uint64_t addr, ta_sc_range *range) {
+bool ta_sc_range_remove(uint64_t addr, ta_sc_range *range)
+{
     pthread_rwlock_wrlock(&lock);
     size_t at = below(addr);
     bool found = at && ranges[at - 1].addr == addr;
@@ -75,7 +79,8 @@ bool ta_sc_range_remove(uint64_t addr, ta_sc_range *range) {
     return found;
 }
 
-void ta_sc_range_set_device(uint64_t addr, int device) {
+void ta_sc_range_set_device(uint64_t addr, int device)
+{
     pthread_rwlock_wrlock(&lock);
     size_t at = below(addr);
     if (at && addr - ranges[at - 1].addr < ranges[at - 1].size)

@@ -18,26 +18,26 @@
 #define TA_WEAK __attribute__((visibility("default"), weak))
 
 enum { /* results, shared by runtime and driver */
-    TA_CU_OK = 0,
-    TA_CU_INVALID = 1,
-    TA_CU_NO_MEMORY = 2,
-    TA_CU_NOT_INITIALIZED = 3,
-    TA_CU_GONE = 4,
-    TA_CU_NO_DEVICE = 100,
-    TA_CU_BAD_DEVICE = 101,
-    TA_CU_BAD_CONTEXT = 201,
-    TA_CU_NO_PEER = 217,
-    TA_CU_BAD_HANDLE = 400,
-    TA_CU_NOT_FOUND = 500,
-    TA_CU_NOT_READY = 600,
-    TA_CU_PEER_ON = 704,
-    TA_CU_REGISTERED = 712,
-    TA_CU_NOT_REGISTERED = 713,
-    TA_CU_UNSUPPORTED = 801,
-    TA_CU_CAPTURE_UNSUPPORTED = 900,
-    TA_CU_CAPTURE_INVALID = 901,
-    TA_CU_CAPTURE_WRONG_THREAD = 908,
-    TA_CU_UNKNOWN = 999
+       TA_CU_OK = 0,
+       TA_CU_INVALID = 1,
+       TA_CU_NO_MEMORY = 2,
+       TA_CU_NOT_INITIALIZED = 3,
+       TA_CU_GONE = 4,
+       TA_CU_NO_DEVICE = 100,
+       TA_CU_BAD_DEVICE = 101,
+       TA_CU_BAD_CONTEXT = 201,
+       TA_CU_NO_PEER = 217,
+       TA_CU_BAD_HANDLE = 400,
+       TA_CU_NOT_FOUND = 500,
+       TA_CU_NOT_READY = 600,
+       TA_CU_PEER_ON = 704,
+       TA_CU_REGISTERED = 712,
+       TA_CU_NOT_REGISTERED = 713,
+       TA_CU_UNSUPPORTED = 801,
+       TA_CU_CAPTURE_UNSUPPORTED = 900,
+       TA_CU_CAPTURE_INVALID = 901,
+       TA_CU_CAPTURE_WRONG_THREAD = 908,
+       TA_CU_UNKNOWN = 999
 };
 
 /* --- cards (cards.c) --------------------------------------------------------------- */
@@ -139,7 +139,8 @@ int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool w
 int ta_sc_copy_2d(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                   size_t width, size_t height, ta_stream stream, bool wait);
 /* `unit` 1, 2 or 4 bytes of value, `count` of them. */
-int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stream, bool wait);
+int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stream,
+               bool wait);
 
 /* --- streams, events, graphs (stream.c, graph.c) ------------------------------------ */
 /* The device a stream belongs to; the current one for the default streams. False where the

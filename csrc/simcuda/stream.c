@@ -18,7 +18,8 @@ static ta_sc_map streams;
 
 static bool is_default(ta_stream stream) { return (uintptr_t)stream <= 2; }
 
-static bool info_of(ta_stream stream, stream_info *info) {
+static bool info_of(ta_stream stream, stream_info *info)
+{
     pthread_mutex_lock(&lock);
     const stream_info *found = ta_sc_map_get(&streams, (uintptr_t)stream);
     if (found) *info = *found;
@@ -26,7 +27,8 @@ static bool info_of(ta_stream stream, stream_info *info) {
     return found != NULL;
 }
 
-bool ta_sc_stream_device(ta_stream stream, int *device) {
+bool ta_sc_stream_device(ta_stream stream, int *device)
+{
     if (is_default(stream)) {
         *device = ta_sc_device();
         return true;
@@ -37,7 +39,8 @@ bool ta_sc_stream_device(ta_stream stream, int *device) {
     return true;
 }
 
-int ta_sc_stream_create(unsigned flags, int priority, ta_stream *stream) {
+int ta_sc_stream_create(unsigned flags, int priority, ta_stream *stream)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     stream_info *info = malloc(sizeof *info);
@@ -57,7 +60,8 @@ int ta_sc_stream_create(unsigned flags, int priority, ta_stream *stream) {
     return kept ? TA_CU_OK : TA_CU_NO_MEMORY;
 }
 
-int ta_sc_stream_destroy(ta_stream stream) {
+int ta_sc_stream_destroy(ta_stream stream)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (is_default(stream)) return TA_CU_BAD_HANDLE;
@@ -69,65 +73,74 @@ int ta_sc_stream_destroy(ta_stream stream) {
     return ta_sc_status(ta_sim_stream_destroy(m->sim, stream));
 }
 
-int ta_sc_stream_priority(ta_stream stream, int *priority) {
+int ta_sc_stream_priority(ta_stream stream, int *priority)
+{
     stream_info info = {0, 0, 0};
     if (!is_default(stream) && !info_of(stream, &info)) return TA_CU_BAD_HANDLE;
     *priority = info.priority;
     return TA_CU_OK;
 }
 
-int ta_sc_stream_flags(ta_stream stream, unsigned *flags) {
+int ta_sc_stream_flags(ta_stream stream, unsigned *flags)
+{
     stream_info info = {0, 0, 0};
     if (!is_default(stream) && !info_of(stream, &info)) return TA_CU_BAD_HANDLE;
     *flags = info.flags;
     return TA_CU_OK;
 }
 
-#define WITH_STREAM                                                                          \
-    const ta_sc_machine *m = ta_sc_machine_get();                                            \
-    int device;                                                                              \
-    if (!m) return TA_CU_NOT_INITIALIZED;                                                    \
+#define WITH_STREAM                                                                      \
+    const ta_sc_machine *m = ta_sc_machine_get();                                        \
+    int device;                                                                          \
+    if (!m) return TA_CU_NOT_INITIALIZED;                                                \
     if (!ta_sc_stream_device(stream, &device)) return TA_CU_BAD_HANDLE
 
-int ta_sc_stream_query(ta_stream stream) {
+int ta_sc_stream_query(ta_stream stream)
+{
     WITH_STREAM;
     int unsafe = ta_sc_unsafe();
     if (unsafe) return unsafe;
     return ta_sc_status(ta_sim_stream_query(m->sim, device, stream));
 }
 
-int ta_sc_stream_wait(ta_stream stream) {
+int ta_sc_stream_wait(ta_stream stream)
+{
     WITH_STREAM;
     int unsafe = ta_sc_unsafe();
     if (unsafe) return unsafe;
     return ta_sc_status(ta_sim_stream_wait(m->sim, device, stream));
 }
 
-int ta_sc_stream_wait_event(ta_stream stream, ta_event event) {
+int ta_sc_stream_wait_event(ta_stream stream, ta_event event)
+{
     WITH_STREAM;
     if (!event) return TA_CU_BAD_HANDLE;
     return ta_sc_status(ta_sim_stream_wait_event(m->sim, device, stream, event));
 }
 
-int ta_sc_launch(ta_stream stream) {
+int ta_sc_launch(ta_stream stream)
+{
     WITH_STREAM;
     ta_sc_use(device);
     return ta_sc_status(ta_sim_launch(m->sim, device, stream, NULL, 0, -1.0));
 }
 
 /* Runs at once: what it would wait for has, as far as contents go, happened. */
-int ta_sc_host_func(ta_stream stream, void (*fn)(void *), void *data) {
+int ta_sc_host_func(ta_stream stream, void (*fn)(void *), void *data)
+{
     if (!fn) return TA_CU_INVALID;
     int result = ta_sc_launch(stream);
     if (result != TA_CU_OK) return result;
     int status = 0;
     uint64_t id;
-    if (ta_sc_capture_info(stream, &status, &id) == TA_CU_OK && status != 0) return TA_CU_OK;
+    if (ta_sc_capture_info(stream, &status, &id) == TA_CU_OK && status != 0)
+        return TA_CU_OK;
     fn(data);
     return TA_CU_OK;
 }
 
-int ta_sc_device_wait(int device) {
+int ta_sc_device_wait(int device)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     int unsafe = ta_sc_unsafe();
@@ -140,26 +153,30 @@ int ta_sc_device_wait(int device) {
     return ta_sc_status(status);
 }
 
-int ta_sc_event_create(ta_event *event) {
+int ta_sc_event_create(ta_event *event)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     return ta_sc_status(m->driver->event_create(m->driver->self, ta_sc_device(), event));
 }
 
-int ta_sc_event_destroy(ta_event event) {
+int ta_sc_event_destroy(ta_event event)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (!event) return TA_CU_BAD_HANDLE;
     return ta_sc_status(m->driver->event_destroy(m->driver->self, event));
 }
 
-int ta_sc_event_record(ta_event event, ta_stream stream) {
+int ta_sc_event_record(ta_event event, ta_stream stream)
+{
     WITH_STREAM;
     if (!event) return TA_CU_BAD_HANDLE;
     return ta_sc_status(m->driver->event_record(m->driver->self, event, device, stream));
 }
 
-int ta_sc_event_query(ta_event event) {
+int ta_sc_event_query(ta_event event)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (!event) return TA_CU_BAD_HANDLE;
@@ -168,7 +185,8 @@ int ta_sc_event_query(ta_event event) {
     return ta_sc_status(m->driver->event_query(m->driver->self, event));
 }
 
-int ta_sc_event_wait(ta_event event) {
+int ta_sc_event_wait(ta_event event)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (!event) return TA_CU_BAD_HANDLE;
@@ -177,7 +195,8 @@ int ta_sc_event_wait(ta_event event) {
     return ta_sc_status(m->driver->event_wait(m->driver->self, event));
 }
 
-int ta_sc_event_elapsed(float *ms, ta_event start, ta_event end) {
+int ta_sc_event_elapsed(float *ms, ta_event start, ta_event end)
+{
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return TA_CU_NOT_INITIALIZED;
     if (!start || !end || !ms) return TA_CU_BAD_HANDLE;

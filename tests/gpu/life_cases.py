@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import sys
+import warnings
 import threading
 import time
 from collections.abc import Callable
@@ -78,9 +79,10 @@ def end_forgotten() -> None:
     with torch.cuda.use_mem_pool(pool):
         globals()["inside"] = torch.ones(MIB, device="cuda")
     globals()["pool"] = pool
-    from torcharena import installing
+    from torcharena import state
 
-    installing._state.allocator = None
+    assert state.current.allocator is not None
+    state.current.allocator = None
     del sys.modules["torcharena"]
     gc.collect()
     globals()["kept"] = torch.ones(MIB, device="cuda")
@@ -125,7 +127,9 @@ def forked() -> None:
     """A forked child cannot allocate, and says so; the parent's memory stays."""
     torcharena.enable()
     kept = torch.arange(4 * MIB, dtype=torch.int32).to("cuda")
-    child = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         code = 1
         try:
