@@ -43,7 +43,9 @@ model.to_empty(device="cuda")
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.normal_(0, 0.02)
-model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+model.gradient_checkpointing_enable(
+    gradient_checkpointing_kwargs={"use_reentrant": False}
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 for step in range(options.steps):
     tokens = torch.randint(0, config.vocab_size, (1, options.tokens), device="cuda")

@@ -182,7 +182,8 @@ static uint64_t allowed(ta_device *d, double slack, uint64_t peak)
 {
     double bound = (double)peak * EARNED_MOST;
     if (bound < EARNED_LEAST) bound = EARNED_LEAST;
-    double earned = (double)(d->moves / PAID * d->page_bytes);
+    uint64_t pages = d->moves / PAID;
+    double earned = (double)(pages * d->page_bytes);
     return (uint64_t)((double)peak * slack + (earned < bound ? earned : bound));
 }
 

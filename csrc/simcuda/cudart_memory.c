@@ -187,6 +187,7 @@ TA_EXPORT int cudaMallocFromPoolAsync(void **ptr, size_t size, mem_pool *pool,
                                       ta_stream stream)
 {
     (void)stream;
+    if (!pool) NOTE(TA_CU_INVALID);
     int mode = 2;
     ta_sc_capture_mode(&mode);
     int result = ta_sc_malloc(pool->device, size, ptr);

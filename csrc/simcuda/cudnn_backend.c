@@ -121,7 +121,7 @@ static int set(descriptor *d, int name, int type, int64_t count, const void *val
 {
     attribute *a = find(d, name);
     size_t bytes = (size_t)count * width(type);
-    void *data = malloc(bytes ? bytes : 1);
+    void *data = calloc(1, bytes ? bytes : 1);
     if (!data) return DNN_NO_MEMORY;
     if (bytes) memcpy(data, values, bytes);
     for (int64_t i = 0; type == TYPE_DESCRIPTOR && i < count; i++) {

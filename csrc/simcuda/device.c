@@ -139,7 +139,8 @@ int ta_sc_attribute(int *value, int attribute, int device)
 
 void ta_sc_uuid(int device, unsigned char uuid[16])
 {
-    memcpy(uuid, "torcharena-sim\0", 15);
+    static const unsigned char name[15] = "torcharena-sim";
+    memcpy(uuid, name, sizeof name);
     uuid[15] = (unsigned char)device;
 }
 

@@ -154,10 +154,11 @@ TA_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
         status = TA_NO_HOST_MEMORY;
     }
     if (status != TA_OK) p->mapped--;
+    int device = p->device;
     bool gone = forget(p);
     pthread_mutex_unlock(&lock);
     if (gone) let_go(m, p);
-    if (status == TA_OK && p->device >= 0) ta_sc_range_set_device(ptr, p->device);
+    if (status == TA_OK && device >= 0) ta_sc_range_set_device(ptr, device);
     return (CUresult)ta_sc_status(status);
 }
 
@@ -185,7 +186,8 @@ TA_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size,
 {
     const ta_sc_machine *m = ta_sc_machine_get();
     if (!m) return CUDA_ERROR_NOT_INITIALIZED;
-    if (!desc || !count || count > 2 * TA_MAX_DEVICES) return CUDA_ERROR_INVALID_VALUE;
+    if (!desc || !count || count > (size_t)2 * TA_MAX_DEVICES)
+        return CUDA_ERROR_INVALID_VALUE;
     int devices[2 * TA_MAX_DEVICES], used = 0;
     for (size_t i = 0; i < count; i++) {
         if (desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;

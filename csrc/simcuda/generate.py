@@ -48,7 +48,9 @@ HEADER = """/* imports.h - what PyTorch's libraries import from NVIDIA's. Made b
 def imported(directory: Path) -> set[str]:
     """Names undefined in the torch libraries of a directory that NVIDIA's would define."""
     found: set[str] = set()
-    for library in sorted(directory.glob("lib*torch*.so")) + sorted(directory.glob("libc10*.so")):
+    for library in sorted(directory.glob("lib*torch*.so")) + sorted(
+        directory.glob("libc10*.so")
+    ):
         text = subprocess.run(
             ["nm", "-D", "--undefined-only", str(library)],
             check=True,
@@ -56,7 +58,10 @@ def imported(directory: Path) -> set[str]:
             text=True,
         ).stdout
         for name in re.findall(r" U (\w+)", text):
-            if re.match(r"(__cuda|cu[A-Z]|cu(da|blas|dnn|solver|sparse|fft|rand|pti)|p?nccl|nvml|nvshmem)", name):
+            if re.match(
+                r"(__cuda|cu[A-Z]|cu(da|blas|dnn|solver|sparse|fft|rand|pti)|p?nccl|nvml|nvshmem)",
+                name,
+            ):
                 found.add(name)
     return found
 

@@ -36,7 +36,8 @@ static int make_by_id(ta_nccl_comm **out, int ranks, int rank, const unique_id *
     static const unsigned char none[TA_NCCL_ID];
     if (memcmp(id->bytes, none, TA_NCCL_ID) != 0)
         for (int i = 0; i < TA_NCCL_ID; i++)
-            snprintf(name + 2 * i, 3, "%02x", (unsigned)(unsigned char)id->bytes[i]);
+            snprintf(name + (size_t)2 * (size_t)i, 3, "%02x",
+                     (unsigned)(unsigned char)id->bytes[i]);
     return make(out, ranks, rank, name);
 }
 

@@ -10,9 +10,9 @@ import ctypes
 import gc
 import os
 import sys
-import warnings
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 

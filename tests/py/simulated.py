@@ -37,7 +37,9 @@ def environment(gpu: str = "16GiB", devices: int = 1, **more: str) -> dict[str, 
     from torcharena import rehearsal
 
     kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("PYTORCH_", "TORCHARENA_"))
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTORCH_", "TORCHARENA_"))
     }
     env = rehearsal.environment(gpu, devices, base=kept)
     env["PYTHONPATH"] = str(PACKAGE.parent)
@@ -58,7 +60,9 @@ def run(
         timeout=TIMEOUT,
         check=False,
     )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done
 
 

@@ -84,7 +84,10 @@ class TestTorch:
         names = ["g2", "g1", "fraction", "g4", "record_stream", "own_stream", "warm_loop"]
         on_the_simulated_gpu(CASES, "together", *names)
 
-    @pytest.mark.parametrize("name", ["g3", "g6", "g6_twice", "g8_loop", "g8_backward", "external_stream_destroyed"])
+    @pytest.mark.parametrize(
+        "name",
+        ["g3", "g6", "g6_twice", "g8_loop", "g8_backward", "external_stream_destroyed"],
+    )
     def test_case(self, name: str) -> None:
         on_the_simulated_gpu(CASES, name)
 

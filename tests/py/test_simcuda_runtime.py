@@ -26,7 +26,9 @@ def test_device_says_what_the_card_is() -> None:
     assert a100["name"] == "NVIDIA A100-SXM4-40GB"
     assert a100["cc"] == (8, 0) and a100["sms"] == 108 and a100["count"] == 3
     assert a100["total"] == 40339 << 20 and a100["warp"] == 32
-    assert a100["l2"] == 40 << 20 and a100["threads"] == 2048 and a100["optin"] == 163 << 10
+    assert (
+        a100["l2"] == 40 << 20 and a100["threads"] == 2048 and a100["optin"] == 163 << 10
+    )
     assert a100["bf16"] is True
     free, total = a100["info"]
     assert total == a100["total"] and total - free == 430 << 20  # the context
@@ -246,9 +248,7 @@ def test_what_is_not_simulated_says_so_and_fails() -> None:
 
 
 def test_unknown_card_is_refused() -> None:
-    done = run(
-        "assert not torch.cuda.is_available()", gpu="h300", values=False
-    )
+    done = run("assert not torch.cuda.is_available()", gpu="h300", values=False)
     assert "TORCHARENA_SIM_GPU=h300" in done.stderr
 
 

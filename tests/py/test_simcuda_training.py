@@ -223,7 +223,14 @@ def _rehearse(folder: Path, script: str, *options: str) -> tuple[int, dict]:  # 
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTORCH_")}
     env["PYTHONPATH"] = str(PACKAGE.parent)
     done = subprocess.run(
-        [sys.executable, "-m", "torcharena.rehearsal", "--json", *_native(options), str(path)],
+        [
+            sys.executable,
+            "-m",
+            "torcharena.rehearsal",
+            "--json",
+            *_native(options),
+            str(path),
+        ],
         env=env,
         capture_output=True,
         text=True,
@@ -238,7 +245,12 @@ def test_rehearsal_tells_the_peaks(tmp_path: Path) -> None:
     script = "import torch\na = torch.empty(1 << 28, device='cuda')\nprint(a.shape)\n"
     code, seen = _rehearse(tmp_path, script, "--gpu", "16GiB")
     assert code == 0 and seen["oom"] is False and seen["allocator"] == "native"
-    assert seen["peak_requested"] == seen["peak_allocated"] == seen["peak_reserved"] == 1 << 30
+    assert (
+        seen["peak_requested"]
+        == seen["peak_allocated"]
+        == seen["peak_reserved"]
+        == 1 << 30
+    )
     assert seen["allocations"] == 1 and seen["seconds"] > 0
     assert seen["script"].endswith("program.py")
 

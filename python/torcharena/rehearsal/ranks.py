@@ -72,9 +72,9 @@ def replace(dist: Any, name: str, value: Any) -> None:
     if before is None:
         return
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("torch.distributed"):
-            if vars(module).get(name) is before:
-                setattr(module, name, value)
+        ours = getattr(module, "__name__", "").startswith("torch.distributed")
+        if ours and vars(module).get(name) is before:
+            setattr(module, name, value)
 
 
 def _place() -> tuple[str, int]:
@@ -112,7 +112,9 @@ def _holds_integers(values: Any) -> bool:
 def _count(dist: Any, c10d: Any) -> None:
     """Counts the places where integers or objects come from others."""
 
-    def counted(name: str, inner: Callable[..., Any], objects: bool) -> Callable[..., Any]:
+    def counted(
+        name: str, inner: Callable[..., Any], objects: bool
+    ) -> Callable[..., Any]:
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
             if objects or _holds_integers((*args, *kwargs.values())):
@@ -164,7 +166,9 @@ def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
             _note("scatter_object_list")
 
     @functools.wraps(c10d.recv_object_list)
-    def recv_object_list(object_list: list[Any], src: Any = None, *_: Any, **__: Any) -> Any:
+    def recv_object_list(
+        object_list: list[Any], src: Any = None, *_: Any, **__: Any
+    ) -> Any:
         _note("recv_object_list")
         if any(o is None for o in object_list):
             raise RuntimeError(

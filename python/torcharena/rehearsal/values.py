@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-__all__ = ["Values", "DEFAULT_LIMIT"]
+__all__ = ["DEFAULT_LIMIT", "Values"]
 
 DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
 _WORK = 1 << 25  # multiplications up to which a product is computed
@@ -80,13 +80,40 @@ _SIZED_BY_VALUES = (
     "is_nonzero",
 )
 _COPIES = ("copy_", "_to_copy", "_foreach_copy_", "_copy_from", "clone")
-_INDEXING = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_",
-             "_unsafe_index_put")
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution",
-             "convolution_backward", "cudnn_convolution", "addmv", "mv", "linear")
+_INDEXING = (
+    "index",
+    "_unsafe_index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index_put",
+)
+_PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "_convolution",
+    "convolution_backward",
+    "cudnn_convolution",
+    "addmv",
+    "mv",
+    "linear",
+)
 _ZEROS = ("zero_", "zeros", "zeros_like", "new_zeros")
 _EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
-_CHOICES = ("argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial", "mode")
+_CHOICES = (
+    "argmax",
+    "argmin",
+    "max",
+    "min",
+    "topk",
+    "sort",
+    "argsort",
+    "multinomial",
+    "mode",
+)
 
 
 class _Plan:
@@ -118,9 +145,7 @@ class _Plan:
         elif name.startswith(_LEFT_ALONE) or name.startswith("new_empty"):
             self.kind = _LEAVE
         elif (
-            returns
-            and not self.writes
-            and all(r.alias_info is not None for r in returns)
+            returns and not self.writes and all(r.alias_info is not None for r in returns)
         ):
             self.kind = _VIEW
         else:
@@ -354,7 +379,7 @@ class Values(TorchDispatchMode):
         if plan is None:
             plan = self.plans[func] = _Plan(func)
         kind = plan.kind
-        if kind == _VIEW or kind == _LEAVE:
+        if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
         if kind == _RANKS:
             return self._between_ranks(func, plan, args, kwargs)
@@ -474,7 +499,9 @@ class Values(TorchDispatchMode):
         """Computes what matters of an operation that has run."""
         written: list[torch.Tensor] = []
         for position, name, keyword in plan.writes:
-            value = kwargs.get(name) if keyword or position >= len(args) else args[position]
+            value = (
+                kwargs.get(name) if keyword or position >= len(args) else args[position]
+            )
             _tensors((value,), written)
         outputs = written or _tensors((result,), [])
         wanted = [t for t in outputs if t.numel() and t.is_cuda and self.known(t)]
@@ -496,7 +523,8 @@ class Values(TorchDispatchMode):
                 return
             quick = plan.name in _CHOICES or plan.name in _EQUALITIES
             if quick or max(t.numel() for t in unknown) > _FEED:
-                if self._choose(plan, args, kwargs, outputs, unknown[0]):
+                chosen = self._choose(plan, args, kwargs, outputs, unknown[0])
+                if chosen:
                     return
         elif plan.name in _PRODUCTS and self._work(plan, inputs, outputs) > _WORK:
             self.guessed[plan.name] += 1
@@ -512,15 +540,19 @@ class Values(TorchDispatchMode):
                     self.fill(tensor)
             return
         for tensor, value in zip(outputs, _tensors((values,), []), strict=False):
-            if tensor.is_cuda and tensor.numel() and self.known(tensor):
-                if tensor.shape == value.shape:
-                    _view(tensor).copy_(value)
+            known = tensor.is_cuda and tensor.numel() and self.known(tensor)
+            if known and tensor.shape == value.shape:
+                _view(tensor).copy_(value)
 
     def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
         """Large zeros are made by giving their pages back."""
         tensor = outputs[0]
         size = tensor.numel() * tensor.element_size()
-        if self.zero is None or size <= self.limit * _WIDEST or not tensor.is_contiguous():
+        if (
+            self.zero is None
+            or size <= self.limit * _WIDEST
+            or not tensor.is_contiguous()
+        ):
             return False
         return bool(self.zero(tensor.data_ptr(), size) == 0)
 
@@ -533,7 +565,9 @@ class Values(TorchDispatchMode):
             return max(t.numel() for t in (*inputs, *outputs)) * max(
                 1, weight.numel() // max(1, weight.shape[0])
             )
-        return max(t.numel() for t in outputs) * max(t.shape[-1] for t in inputs if t.dim())
+        return max(t.numel() for t in outputs) * max(
+            t.shape[-1] for t in inputs if t.dim()
+        )
 
     def _choose(
         self,
@@ -564,7 +598,10 @@ class Values(TorchDispatchMode):
                     shape[dim] = 1
                     first = torch.randint(0, high, shape, generator=self.generator)
                     steps = torch.arange(count).view(
-                        [-1 if d == dim % tensor.dim() else 1 for d in range(tensor.dim())]
+                        [
+                            -1 if d == dim % tensor.dim() else 1
+                            for d in range(tensor.dim())
+                        ]
                     )
                     out.copy_((first + steps * max(1, high // max(1, count))) % high)
                 else:
@@ -577,7 +614,9 @@ class Values(TorchDispatchMode):
                 if name in ("isnan", "isinf", "isneginf", "isposinf", "eq", "ne"):
                     # Two random numbers are hardly ever equal; the same one always is.
                     same = len(args) > 1 and args[0] is args[1]
-                    _view(tensor).fill_((name == "ne") != same if name in ("eq", "ne") else 0)
+                    _view(tensor).fill_(
+                        (name == "ne") != same if name in ("eq", "ne") else 0
+                    )
                 elif name == "isfinite":
                     _view(tensor).fill_(True)
                 else:
