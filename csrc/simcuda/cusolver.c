@@ -216,44 +216,33 @@ TA_EXPORT int cusolverDnXsytrs_bufferSize(void *h, int uplo, int64_t n, int64_t 
 }
 
 /* --- what computes: queued ------------------------------------------------------------------ */
-#define KERNELS(X)                                                                                   \
-    X(cusolverDnCgeqrf)                                                                              \
-    X(cusolverDnCgesvd)                                                                              \
-    X(cusolverDnCgesvdaStridedBatched) X(cusolverDnCgesvdj) X(cusolverDnCgesvdjBatched) X(           \
-        cusolverDnCgetrf) X(cusolverDnCgetrs) X(cusolverDnCheevd) X(cusolverDnCheevj)                \
-        X(cusolverDnCheevjBatched) X(cusolverDnCpotrf) X(cusolverDnCpotrfBatched) X(                 \
-            cusolverDnCpotrs) X(cusolverDnCpotrsBatched) X(cusolverDnCsytrf)                         \
-            X(cusolverDnCungqr) X(cusolverDnCunmqr) X(cusolverDnDgeqrf) X(                           \
-                cusolverDnDgesvd) X(cusolverDnDgesvdaStridedBatched) X(cusolverDnDgesvdj)            \
-                X(cusolverDnDgesvdjBatched) X(cusolverDnDgetrf) X(cusolverDnDgetrs) X(               \
-                    cusolverDnDorgqr) X(cusolverDnDormqr) X(cusolverDnDpotrf)                        \
-                    X(cusolverDnDpotrfBatched) X(cusolverDnDpotrs) X(cusolverDnDpotrsBatched) X(     \
-                        cusolverDnDsyevd) X(cusolverDnDsyevj) X(cusolverDnDsyevjBatched)             \
-                        X(cusolverDnDsytrf) X(cusolverDnSgeqrf) X(cusolverDnSgesvd) X(               \
-                            cusolverDnSgesvdaStridedBatched) X(cusolverDnSgesvdj)                    \
-                            X(cusolverDnSgesvdjBatched) X(cusolverDnSgetrf) X(                       \
-                                cusolverDnSgetrs) X(cusolverDnSorgqr) X(cusolverDnSormqr)            \
-                                X(cusolverDnSpotrf) X(cusolverDnSpotrfBatched) X(                    \
-                                    cusolverDnSpotrs) X(cusolverDnSpotrsBatched) X(cusolverDnSsyevd) \
-                                    X(cusolverDnSsyevj) X(cusolverDnSsyevjBatched) X(                \
-                                        cusolverDnSsytrf) X(cusolverDnXgeev)                         \
-                                        X(cusolverDnXgeqrf) X(cusolverDnXpotrf) X(                   \
-                                            cusolverDnXpotrs) X(cusolverDnXsyevBatched)              \
-                                            X(cusolverDnXsyevd) X(cusolverDnXsytrs) X(               \
-                                                cusolverDnZgeqrf) X(cusolverDnZgesvd)                \
-                                                X(cusolverDnZgesvdaStridedBatched) X(                \
-                                                    cusolverDnZgesvdj) X(cusolverDnZgesvdjBatched)   \
-                                                    X(cusolverDnZgetrf) X(                           \
-                                                        cusolverDnZgetrs) X(cusolverDnZheevd)        \
-                                                        X(cusolverDnZheevj) X(                       \
-                                                            cusolverDnZheevjBatched)                 \
-                                                            X(cusolverDnZpotrf) X(                   \
-                                                                cusolverDnZpotrfBatched)             \
-                                                                X(cusolverDnZpotrs) X(               \
-                                                                    cusolverDnZpotrsBatched)         \
-                                                                    X(cusolverDnZsytrf) X(           \
-                                                                        cusolverDnZungqr)            \
-                                                                        X(cusolverDnZunmqr)
+/* clang-format off */
+#define KERNELS(X)                                                                          \
+    X(cusolverDnCgeqrf) X(cusolverDnCgesvd) X(cusolverDnCgesvdaStridedBatched)              \
+    X(cusolverDnCgesvdj) X(cusolverDnCgesvdjBatched) X(cusolverDnCgetrf)                    \
+    X(cusolverDnCgetrs) X(cusolverDnCheevd) X(cusolverDnCheevj)                             \
+    X(cusolverDnCheevjBatched) X(cusolverDnCpotrf) X(cusolverDnCpotrfBatched)               \
+    X(cusolverDnCpotrs) X(cusolverDnCpotrsBatched) X(cusolverDnCsytrf)                      \
+    X(cusolverDnCungqr) X(cusolverDnCunmqr) X(cusolverDnDgeqrf) X(cusolverDnDgesvd)         \
+    X(cusolverDnDgesvdaStridedBatched) X(cusolverDnDgesvdj) X(cusolverDnDgesvdjBatched)     \
+    X(cusolverDnDgetrf) X(cusolverDnDgetrs) X(cusolverDnDorgqr) X(cusolverDnDormqr)         \
+    X(cusolverDnDpotrf) X(cusolverDnDpotrfBatched) X(cusolverDnDpotrs)                      \
+    X(cusolverDnDpotrsBatched) X(cusolverDnDsyevd) X(cusolverDnDsyevj)                      \
+    X(cusolverDnDsyevjBatched) X(cusolverDnDsytrf) X(cusolverDnSgeqrf)                      \
+    X(cusolverDnSgesvd) X(cusolverDnSgesvdaStridedBatched) X(cusolverDnSgesvdj)             \
+    X(cusolverDnSgesvdjBatched) X(cusolverDnSgetrf) X(cusolverDnSgetrs)                     \
+    X(cusolverDnSorgqr) X(cusolverDnSormqr) X(cusolverDnSpotrf)                             \
+    X(cusolverDnSpotrfBatched) X(cusolverDnSpotrs) X(cusolverDnSpotrsBatched)               \
+    X(cusolverDnSsyevd) X(cusolverDnSsyevj) X(cusolverDnSsyevjBatched)                      \
+    X(cusolverDnSsytrf) X(cusolverDnXgeev) X(cusolverDnXgeqrf) X(cusolverDnXpotrf)          \
+    X(cusolverDnXpotrs) X(cusolverDnXsyevBatched) X(cusolverDnXsyevd)                       \
+    X(cusolverDnXsytrs) X(cusolverDnZgeqrf) X(cusolverDnZgesvd)                             \
+    X(cusolverDnZgesvdaStridedBatched) X(cusolverDnZgesvdj) X(cusolverDnZgesvdjBatched)     \
+    X(cusolverDnZgetrf) X(cusolverDnZgetrs) X(cusolverDnZheevd) X(cusolverDnZheevj)         \
+    X(cusolverDnZheevjBatched) X(cusolverDnZpotrf) X(cusolverDnZpotrfBatched)               \
+    X(cusolverDnZpotrs) X(cusolverDnZpotrsBatched) X(cusolverDnZsytrf)                      \
+    X(cusolverDnZungqr) X(cusolverDnZunmqr)
+/* clang-format on */
 #define X(name)                                                                          \
     TA_EXPORT int name(const ta_sc_handle *h)                                            \
     {                                                                                    \

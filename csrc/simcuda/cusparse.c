@@ -261,28 +261,23 @@ TYPED(C)
 TYPED(Z)
 
 /* --- what computes: queued ------------------------------------------------------------------------------ */
-#define KERNELS(X)                                                                       \
-    X(cusparseCbsrmm)                                                                    \
-    X(cusparseCbsrmv)                                                                    \
-    X(cusparseCbsrsm2_analysis) X(cusparseCbsrsm2_solve) X(cusparseCbsrsv2_analysis) X(  \
-        cusparseCbsrsv2_solve) X(cusparseCcsrgeam2) X(cusparseDbsrmm) X(cusparseDbsrmv)  \
-        X(cusparseDbsrsm2_analysis) X(cusparseDbsrsm2_solve) X(cusparseDbsrsv2_analysis) \
-            X(cusparseDbsrsv2_solve) X(cusparseDcsrgeam2) X(cusparseSDDMM)               \
-                X(cusparseSDDMM_preprocess) X(cusparseSbsrmm) X(cusparseSbsrmv)          \
-                    X(cusparseSbsrsm2_analysis) X(cusparseSbsrsm2_solve)                 \
-                        X(cusparseSbsrsv2_analysis) X(cusparseSbsrsv2_solve)             \
-                            X(cusparseScsrgeam2) X(cusparseSpGEMM_copy) X(cusparseSpMM)  \
-                                X(cusparseSpMV) X(cusparseSpSM_analysis)                 \
-                                    X(cusparseSpSM_solve) X(cusparseSpSV_analysis) X(    \
-                                        cusparseSpSV_solve) X(cusparseXbsrsm2_zeroPivot) \
-                                        X(cusparseXbsrsv2_zeroPivot)                     \
-                                            X(cusparseXcoosortByRow) X(cusparseXcsrsort) \
-                                                X(cusparseZbsrmm) X(cusparseZbsrmv)      \
-                                                    X(cusparseZbsrsm2_analysis)          \
-                                                        X(cusparseZbsrsm2_solve)         \
-                                                            X(cusparseZbsrsv2_analysis)  \
-                                                                X(cusparseZbsrsv2_solve) \
-                                                                    X(cusparseZcsrgeam2)
+/* clang-format off */
+#define KERNELS(X)                                                                          \
+    X(cusparseCbsrmm) X(cusparseCbsrmv) X(cusparseCbsrsm2_analysis)                         \
+    X(cusparseCbsrsm2_solve) X(cusparseCbsrsv2_analysis) X(cusparseCbsrsv2_solve)           \
+    X(cusparseCcsrgeam2) X(cusparseDbsrmm) X(cusparseDbsrmv)                                \
+    X(cusparseDbsrsm2_analysis) X(cusparseDbsrsm2_solve) X(cusparseDbsrsv2_analysis)        \
+    X(cusparseDbsrsv2_solve) X(cusparseDcsrgeam2) X(cusparseSDDMM)                          \
+    X(cusparseSDDMM_preprocess) X(cusparseSbsrmm) X(cusparseSbsrmv)                         \
+    X(cusparseSbsrsm2_analysis) X(cusparseSbsrsm2_solve) X(cusparseSbsrsv2_analysis)        \
+    X(cusparseSbsrsv2_solve) X(cusparseScsrgeam2) X(cusparseSpGEMM_copy)                    \
+    X(cusparseSpMM) X(cusparseSpMV) X(cusparseSpSM_analysis) X(cusparseSpSM_solve)          \
+    X(cusparseSpSV_analysis) X(cusparseSpSV_solve) X(cusparseXbsrsm2_zeroPivot)             \
+    X(cusparseXbsrsv2_zeroPivot) X(cusparseXcoosortByRow) X(cusparseXcsrsort)               \
+    X(cusparseZbsrmm) X(cusparseZbsrmv) X(cusparseZbsrsm2_analysis)                         \
+    X(cusparseZbsrsm2_solve) X(cusparseZbsrsv2_analysis) X(cusparseZbsrsv2_solve)           \
+    X(cusparseZcsrgeam2)
+/* clang-format on */
 #define X(name)                                                                          \
     TA_EXPORT int name(const ta_sc_handle *h) { return of(ta_sc_handle_launch(h)); }
 KERNELS(X)
