@@ -21,7 +21,7 @@
 
 #define GROW_UNTIL 1.02 /* see ta_config */
 #define WAIT_ABOVE 1.02
-#define PAID 2               /* moves that earn a page */
+#define PAID 2                  /* moves that earn a page */
 #define EARNED_MOST 0.02        /* of the live peak */
 #define EARNED_LEAST 50331648.0 /* bytes that small programs may earn all the same */
 
