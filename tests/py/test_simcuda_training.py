@@ -142,9 +142,6 @@ def test_linear_algebra_runs() -> None:
     )
 
 
-@pytest.mark.xfail(
-    reason="under torch 2.14 sparse.mm asks for a workspace of a wrong size"
-)
 def test_sparse_products_run() -> None:
     run(
         """
