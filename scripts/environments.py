@@ -187,8 +187,8 @@ def install_package(venv: Path) -> None:
     stamp.write_text(state)
 
 
-def prepare(kind: str) -> tuple[Path, list[Path]]:
-    """The environment of that kind, ready: its python, and the folders of its programs."""
+def prepare(kind: str) -> Path:
+    """The environment of that kind, ready: its python."""
     found = active()
     python = str(found["executable"])
     text = list_text(LISTS[kind])
@@ -198,10 +198,7 @@ def prepare(kind: str) -> tuple[Path, list[Path]]:
         make(venv, python, base, ["-r", str(LISTS[kind])])
         if kind != "lint":
             install_package(venv)
-    folders = [venv / "bin"]
-    if base is not None:
-        folders.append(base.parents[2] / "bin")  # torchrun and the like
-    return venv / "bin" / "python", folders
+    return venv / "bin" / "python"
 
 
 def main(arguments: list[str]) -> int:
@@ -212,11 +209,11 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(
             "set-up: Python 3.10 or later is needed; name one with make PYTHON=..."
         )
-    python, folders = prepare(arguments[0])
+    python = prepare(arguments[0])
     if arguments[1:]:
         environment = {**os.environ, "VIRTUAL_ENV": str(python.parent.parent)}
-        path = [*map(str, folders), environment.get("PATH", os.defpath)]
-        environment["PATH"] = os.pathsep.join(path)
+        path = environment.get("PATH", os.defpath)
+        environment["PATH"] = f"{python.parent}{os.pathsep}{path}"
         os.execve(python, [str(python), *arguments[1:]], environment)
     return 0
 

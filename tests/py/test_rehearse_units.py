@@ -139,6 +139,24 @@ def test_command_forms(tmp_path: Path) -> None:
         launch.command_of("nothing-of-this-name")
 
 
+def test_a_launcher_on_path_may_be_of_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    other, own = tmp_path / "other", tmp_path / "own"
+    for folder in (other, own):
+        folder.mkdir()
+    stranger = other / "torchrun"
+    stranger.write_text("#!/bin/sh\n")
+    stranger.chmod(0o755)
+    monkeypatch.setenv("PATH", str(other))
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    module = [str(own / "python"), "-m", "torch.distributed.run"]
+    assert launch.command_of("torchrun") == module
+    (own / "torchrun").write_text("")
+    assert launch.command_of("torchrun") == [str(own / "torchrun")]
+
+
 def test_the_allocators_settings_are_kept_but_for_the_choice() -> None:
     base = {"PYTORCH_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"}
     try:

@@ -37,7 +37,7 @@ __all__ = [
 
 ALLOCATORS = ("arena", "expandable", "native")
 _PATIENCE = 15.0  # seconds for a process to end itself at the deadline
-# Launchers that are modules too, for an environment whose scripts are not on PATH.
+# Launchers that are modules too, for an environment that has no script of theirs.
 _MODULES = {
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
@@ -132,11 +132,12 @@ def command_of(program: str, module: bool = False) -> list[str]:
     beside = Path(sys.executable).parent / program
     if os.sep not in program and beside.is_file():
         return [str(beside)]
+    # Before the one on PATH, which may be of another environment than this Python's.
+    if program in _MODULES and importlib.util.find_spec(_MODULES[program].split(".")[0]):
+        return [sys.executable, "-m", _MODULES[program]]
     found = shutil.which(program)
     if found and not program.endswith(".py"):
         return [found]
-    if program in _MODULES and importlib.util.find_spec(_MODULES[program].split(".")[0]):
-        return [sys.executable, "-m", _MODULES[program]]
     raise FileNotFoundError(f"{program}: no such script, and no such command")
 
 
