@@ -58,10 +58,8 @@ struct ta_driver;
 /* --- creating ---------------------------------------------------------------------- */
 typedef struct ta_config {
     uint64_t page_bytes; /* 0: TA_DEFAULT_PAGE. A multiple of the driver's granularity. */
-    double grow_until;   /* reserved over live peak up to which a new page is cheaper than
-                            an idle one; 0: the default */
-    double wait_above;   /* reserved over live peak above which an idle page is waited for
-                            rather than a new one made; 0: the default */
+    double slack;  /* reserved over live peak up to which new pages are made before idle
+                            ones are taken and waited for; 0: the default */
     bool fallback; /* without VMM take plain driver allocations instead of failing */
 } ta_config;
 
