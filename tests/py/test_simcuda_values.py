@@ -148,3 +148,27 @@ def test_the_users_random_numbers_stay() -> None:
         assert torch.equal(torch.rand(3), a)
         """
     )
+
+
+def test_inference_mode_is_as_exact() -> None:
+    """There, operators that are made of others reach the dispatch mode whole."""
+    run(
+        """
+        a, b = torch.randn(24, 16), torch.randn(16, 8)
+        x = torch.randint(0, 9, (300,))
+        with torch.inference_mode():
+            rows, columns = torch.meshgrid(
+                torch.arange(3, device="cuda"), torch.arange(5, device="cuda"), indexing="ij"
+            )
+            assert rows.tolist() == [[0] * 5, [1] * 5, [2] * 5]
+            assert columns.tolist() == [list(range(5))] * 3
+            assert torch.allclose((a.cuda() @ b.cuda()).cpu(), a @ b, atol=1e-5)
+            g = x.cuda()
+            assert g[g > 4].tolist() == x[x > 4].tolist()
+            assert torch.where(g == 3)[0].tolist() == torch.where(x == 3)[0].tolist()
+            big = torch.randn(4, 1 << 20, device="cuda")
+            before = torch.cuda.memory_allocated()
+            y = torch.nn.functional.linear(big, torch.randn(64, 1 << 20, device="cuda"))
+            assert y.shape == (4, 64) and 0 <= y.sum().item() < 4 * 64
+        """
+    )

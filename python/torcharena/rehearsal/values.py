@@ -119,7 +119,7 @@ _CHOICES = (
 class _Plan:
     """What to do with one operator, looked up once."""
 
-    __slots__ = ("kind", "name", "seeded", "writes")
+    __slots__ = ("composite", "kind", "name", "seeded", "writes")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -131,6 +131,11 @@ class _Plan:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        # Made of other operators; in inference mode these arrive whole.
+        kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        self.composite = kernel(
+            func.name(), "CompositeImplicitAutograd"
+        ) and not kernel(func.name(), "CUDA")
         returns = schema.returns
         if schema.name.startswith(("c10d::", "_c10d_functional")):
             self.kind = _RANKS
@@ -379,6 +384,9 @@ class Values(TorchDispatchMode):
         if plan is None:
             plan = self.plans[func] = _Plan(func)
         kind = plan.kind
+        if plan.composite and kind != _RANKS:
+            with self.again():
+                return func.decompose(*args, **kwargs)
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
         if kind == _RANKS:
