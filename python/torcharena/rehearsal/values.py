@@ -30,6 +30,8 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from . import inside
+
 __all__ = ["DEFAULT_LIMIT", "Values"]
 
 DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
@@ -41,7 +43,7 @@ _aten = torch.ops.aten
 
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
-_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM, _RANKS = range(8)
+_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM, _RANKS, _OPENED = range(9)
 
 # Integers in their results are for the backward pass alone, or states of generators.
 _LEFT_ALONE = (
@@ -119,7 +121,7 @@ _CHOICES = (
 class _Plan:
     """What to do with one operator, looked up once."""
 
-    __slots__ = ("composite", "kind", "name", "seeded", "writes")
+    __slots__ = ("composite", "kind", "name", "seeded", "sparse", "writes")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -133,14 +135,17 @@ class _Plan:
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         # Made of other operators; in inference mode these arrive whole.
         kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        self.composite = kernel(
-            func.name(), "CompositeImplicitAutograd"
-        ) and not kernel(func.name(), "CUDA")
+        self.composite = kernel(func.name(), "CompositeImplicitAutograd") and not kernel(
+            func.name(), "CUDA"
+        )
+        self.sparse = name in inside.SPARSE or "sparse" in name or name == "_coalesce"
         returns = schema.returns
         if schema.name.startswith(("c10d::", "_c10d_functional")):
             self.kind = _RANKS
         elif name == "_local_scalar_dense":
             self.kind = _ITEM
+        elif name in inside.OPENED:
+            self.kind = _OPENED
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
         elif name in _INDEXING:
@@ -387,8 +392,14 @@ class Values(TorchDispatchMode):
         if plan.composite and kind != _RANKS:
             with self.again():
                 return func.decompose(*args, **kwargs)
+        if plan.sparse and inside.has_sparse(args):
+            return inside.run(self, func, plan.name, args, kwargs)
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
+        if kind == _OPENED:
+            result = inside.run(self, func, plan.name, args, kwargs)
+            self._after(func, plan, args, kwargs, result)
+            return result
         if kind == _RANKS:
             return self._between_ranks(func, plan, args, kwargs)
         if kind == _ITEM:
@@ -528,6 +539,8 @@ class Values(TorchDispatchMode):
                 if not written:
                     for tensor in wanted:
                         self.fill(tensor)
+                return
+            if inside.settle(func, outputs, _view):
                 return
             quick = plan.name in _CHOICES or plan.name in _EQUALITIES
             if quick or max(t.numel() for t in unknown) > _FEED:
