@@ -39,8 +39,8 @@ class Block(nn.Module):
         self.condition = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 6 * WIDTH))
 
     def forward(self, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        shift1, scale1, gate1, shift2, scale2, gate2 = (
-            self.condition(c)[:, None].chunk(6, -1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.condition(c)[:, None].chunk(
+            6, -1
         )
         n, t, _ = x.shape
         h = self.norm1(x) * (1 + scale1) + shift1
@@ -131,7 +131,9 @@ def main() -> None:
         latents = torch.randn(32, 4, side, side).cuda(non_blocking=True)
         classes = torch.randint(0, CLASSES, (32,), device="cuda")
         classes = torch.where(
-            torch.rand(32, device="cuda") < 0.1, torch.full_like(classes, CLASSES), classes
+            torch.rand(32, device="cuda") < 0.1,
+            torch.full_like(classes, CLASSES),
+            classes,
         )
         times = torch.rand(32, device="cuda") * 1000
         noise = torch.randn_like(latents)

@@ -169,7 +169,9 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        print(f"step {step}: {audio.shape[1] / RATE:.1f} s, {loss.item():.3f}", flush=True)
+        print(
+            f"step {step}: {audio.shape[1] / RATE:.1f} s, {loss.item():.3f}", flush=True
+        )
     model.eval()
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
         audio, samples, *_ = [t.cuda() for t in utterances(24, draw)]

@@ -172,3 +172,30 @@ def test_inference_mode_is_as_exact() -> None:
             assert y.shape == (4, 64) and 0 <= y.sum().item() < 4 * 64
         """
     )
+
+
+def test_factorisations_succeed() -> None:
+    """Random numbers are no positive definite matrix: what is unknown factorises all the
+    same, and what is known fails where it must."""
+    run(
+        """
+        small = torch.randn(12, 8, 8)
+        small = small @ small.mT + torch.eye(8)
+        g = small.cuda()
+        assert torch.allclose(torch.linalg.cholesky(g).cpu(), torch.linalg.cholesky(small))
+        normal = torch.distributions.MultivariateNormal(torch.zeros(8, device="cuda"), g[0])
+        assert normal.rsample((5,)).shape == (5, 8)
+        try:
+            torch.linalg.cholesky(-g)
+            raise SystemExit("a negative matrix was factorised")
+        except torch.linalg.LinAlgError as error:
+            assert "Batch element 0" in str(error), error
+        for big in (torch.randn(64, 64, 64, device="cuda"), torch.randn(2200, 2200, device="cuda")):
+            lower, info = torch.linalg.cholesky_ex(big)
+            assert not info.any().item()
+            torch.linalg.cholesky(big), torch.linalg.inv(big), torch.linalg.solve(big, big)
+            pivots = torch.linalg.lu_factor(big).pivots.view(-1, big.shape[-1])
+            assert pivots[0, :3].tolist() == [1, 2, 3]
+            torch.linalg.slogdet(big)
+        """
+    )

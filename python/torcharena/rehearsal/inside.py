@@ -18,12 +18,11 @@ import torch
 if TYPE_CHECKING:
     from .values import Values
 
-__all__ = ["OPENED", "SPARSE", "has_sparse", "run", "settle"]
+__all__ = ["OPENED", "SPARSE", "has_sparse", "run"]
 
 #: Operators that read values which their own code computes.
 OPENED = frozenset(
     {
-        "_linalg_check_errors",
         "_linalg_eigh",
         "_linalg_eigvals",
         "_linalg_svd",
@@ -64,10 +63,6 @@ SPARSE = frozenset(
         "sum",
     }
 )
-# By the names that operators give their results: what a factorisation that went well says.
-_STATUS = ("info", "infos")
-_PIVOTS = ("pivots",)
-
 
 def has_sparse(args: Any) -> bool:
     """True where one of the arguments is a sparse tensor on the device."""
@@ -88,20 +83,6 @@ def run(mode: Values, func: Any, name: str, args: Any, kwargs: Any) -> Any:
             return _count(mode, func, args)
     with mode.again():
         return func.redispatch(_keys(args), *args, **kwargs)
-
-
-def settle(func: Any, outputs: list[torch.Tensor], view: Any) -> bool:
-    """Writes the statuses and pivots of a factorisation whose matrix is not known: it went
-    well. ``view``: a CPU tensor over a tensor's memory. False where it is none."""
-    returns = [value.name for value in func._schema.returns]
-    if not any(name in _STATUS for name in returns) or len(returns) != len(outputs):
-        return False
-    for name, tensor in zip(returns, outputs, strict=True):
-        if name in _STATUS:
-            view(tensor).zero_()
-        elif name in _PIVOTS:
-            view(tensor).copy_(torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype))
-    return True
 
 
 def _keys(args: Any) -> Any:

@@ -406,6 +406,8 @@ class Values(TorchDispatchMode):
             return self._item(func, args)
         if kind == _COPY:
             return self._copy(func, plan, args, kwargs)
+        if plan.name == "_linalg_check_errors" and args[0].is_cuda:
+            return func(_view(args[0]), *args[1:], **kwargs)
         if kind == _INDEX:
             args = self._indices(args)
         elif kind == _DYNAMIC:
@@ -540,7 +542,8 @@ class Values(TorchDispatchMode):
                     for tensor in wanted:
                         self.fill(tensor)
                 return
-            if inside.settle(func, outputs, _view):
+            if plan.name.startswith(("linalg_", "_linalg_")):
+                self._factor(plan, outputs)
                 return
             quick = plan.name in _CHOICES or plan.name in _EQUALITIES
             if quick or max(t.numel() for t in unknown) > _FEED:
@@ -564,6 +567,22 @@ class Values(TorchDispatchMode):
             known = tensor.is_cuda and tensor.numel() and self.known(tensor)
             if known and tensor.shape == value.shape:
                 _view(tensor).copy_(value)
+
+    def _factor(self, plan: _Plan, outputs: list[torch.Tensor]) -> None:
+        """A factorisation of an unknown matrix: it succeeds, without exchanges of rows. Of
+        random numbers most fail."""
+        for place, tensor in enumerate(outputs):
+            if not self.known(tensor) or not tensor.numel():
+                continue
+            if _is_float(tensor):
+                self.fill(tensor)
+            elif plan.name == "linalg_lstsq":  # the rank
+                _view(tensor).fill_(outputs[0].shape[-2])
+            elif plan.name.endswith("_ex") and place == len(outputs) - 1:
+                _view(tensor).zero_()
+            else:
+                pivots = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype)
+                _view(tensor).copy_(pivots.expand(tensor.shape))
 
     def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
         """Large zeros are made by giving their pages back."""
