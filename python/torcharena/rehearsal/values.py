@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from . import inside
+from . import guesses, inside
 
 __all__ = ["DEFAULT_LIMIT", "Values"]
 
@@ -104,6 +104,7 @@ _PRODUCTS = (
     "linear",
 )
 _ZEROS = ("zero_", "zeros", "zeros_like", "new_zeros")
+_OVERWRITES = ("copy_", "fill_", "normal_", "random_", "uniform_", "zero_")
 _EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
 _CHOICES = (
     "argmax",
@@ -121,7 +122,7 @@ _CHOICES = (
 class _Plan:
     """What to do with one operator, looked up once."""
 
-    __slots__ = ("composite", "kind", "name", "seeded", "sparse", "writes")
+    __slots__ = ("composite", "fresh", "kind", "name", "seeded", "sparse", "writes")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -133,6 +134,8 @@ class _Plan:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        # What it writes held nothing that it reads.
+        self.fresh = name in _OVERWRITES or "out" in schema.overload_name
         # Made of other operators; in inference mode these arrive whole.
         kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         self.composite = kernel(func.name(), "CompositeImplicitAutograd") and not kernel(
@@ -170,6 +173,10 @@ def _tensors(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
         elif isinstance(value, (list, tuple)):
             _tensors(value, found)
     return found
+
+
+def _is_in(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
 
 
 def _is_float(tensor: torch.Tensor) -> bool:
@@ -226,6 +233,7 @@ class Values(TorchDispatchMode):
         self.limit = limit
         self.plans: dict[Any, _Plan] = {}
         self.guessed: Counter[str] = Counter()  #: operators fed or filled at random
+        self.guesses = guesses.Guesses()  #: which contents are, and where one was read
         self.failed: Counter[str] = Counter()  #: operators the CPU could not compute
         self.generator = torch.Generator().manual_seed(seed)
         self.tile = torch.rand(1 << 18, generator=self.generator)
@@ -298,6 +306,13 @@ class Values(TorchDispatchMode):
     def again(self) -> Any:
         """The mode itself, without what entering it at first does."""
         return contextlib.nullcontext() if self in _stack() else _Again(self)
+
+    def report(self) -> dict[str, Any]:
+        """For the rehearsal's: where the program saw guesses, and what the CPU could not do."""
+        return {
+            "places": self.guesses.report(),
+            "failed": dict(list(self.failed.items())),
+        }
 
     # --- what is known ------------------------------------------------------------------
     def known(self, tensor: torch.Tensor) -> bool:
@@ -439,7 +454,10 @@ class Values(TorchDispatchMode):
         value = func(*args)
         if args[0].is_cuda and isinstance(value, float) and not self.known(args[0]):
             self.guessed["item"] += 1
+            self.guesses.seen(guesses.READ)
             value = float(torch.rand((), generator=self.generator))
+        elif self.guesses.among(args[:1]):
+            self.guesses.seen(guesses.READ)
         return value
 
     def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
@@ -457,15 +475,18 @@ class Values(TorchDispatchMode):
         else:
             with self.exactly(inputs):
                 result = func(*args, **kwargs)
-        if large:
-            return result
         source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
-        if (
+        to_host = (
             isinstance(result, torch.Tensor)
             and isinstance(source, torch.Tensor)
             and source.is_cuda
             and not result.is_cuda
-        ):
+        )
+        if to_host and (not self.known(source) or self.guesses.among((source,))):
+            self.guesses.seen(guesses.COPIED)
+        if large:
+            return result
+        if to_host:
             # To the host: only plain bytes are moved, what else there is is a kernel's.
             plain = source.is_contiguous() and result.is_contiguous()
             if not plain or source.dtype != result.dtype:
@@ -482,6 +503,8 @@ class Values(TorchDispatchMode):
             for i in indices
         ):
             return args
+        if self.guesses.among(i for i in indices if i is not None):
+            self.guesses.seen(guesses.SIZED)
         made: list[Any] = []
         for index in indices:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -506,7 +529,11 @@ class Values(TorchDispatchMode):
     def _sized_by_values(
         self, func: Any, plan: _Plan, args: Any, kwargs: Any, inputs: list[torch.Tensor]
     ) -> Any:
-        if not all(self.known(t) for t in inputs):
+        unknown = not all(self.known(t) for t in inputs)
+        guess = unknown or self.guesses.among(inputs)
+        if guess:
+            self.guesses.seen(guesses.SIZED)
+        if unknown:
             self.guessed[plan.name] += 1
             if plan.name == "equal":
                 return args[0].shape == args[1].shape
@@ -514,7 +541,9 @@ class Values(TorchDispatchMode):
         if result is None:
             return func(*args, **kwargs)
         device = next(t.device for t in inputs if t.is_cuda)
-        return self._give(result, device)
+        made = self._give(result, device)
+        self.guesses.mark(_tensors((made,), []), guess)
+        return made
 
     def _after(self, func: Any, plan: _Plan, args: Any, kwargs: Any, result: Any) -> None:
         """Computes what matters of an operation that has run."""
@@ -529,12 +558,25 @@ class Values(TorchDispatchMode):
         if not wanted:
             return
         if plan.name in _ZEROS and self._zeroed(outputs):
+            self.guesses.mark(wanted, False)
             return
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
             return
         integers = [t for t in wanted if not _is_float(t)]
+        much = (
+            not unknown
+            and plan.name in _PRODUCTS
+            and self._work(plan, inputs, outputs) > _WORK
+        )
+        if unknown or much:
+            guess = True
+        elif plan.fresh:
+            guess = self.guesses.among(t for t in inputs if not _is_in(t, written))
+        else:
+            guess = self.guesses.among(inputs)
+        self.guesses.mark(wanted, guess)
         if unknown:
             self.guessed[plan.name] += 1
             if not integers:
@@ -550,7 +592,7 @@ class Values(TorchDispatchMode):
                 chosen = self._choose(plan, args, kwargs, outputs, unknown[0])
                 if chosen:
                     return
-        elif plan.name in _PRODUCTS and self._work(plan, inputs, outputs) > _WORK:
+        elif much:
             self.guessed[plan.name] += 1
             for tensor in wanted:
                 self.fill(tensor)
