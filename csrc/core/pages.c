@@ -19,8 +19,7 @@
 #include "events.h"
 #include "plain.h"
 
-#define GROW_UNTIL 1.02 /* see ta_config */
-#define WAIT_ABOVE 1.02
+#define SLACK 1.02              /* see ta_config */
 #define PAID 2                  /* moves that earn a page */
 #define EARNED_MOST 0.02        /* of the live peak */
 #define EARNED_LEAST 50331648.0 /* bytes that small programs may earn all the same */
@@ -223,8 +222,7 @@ static bool possible(ta_device *d, size_t need, uint64_t *short_by)
 static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
 {
     const ta_config *config = &d->allocator->config;
-    double grow = config->grow_until > 0 ? config->grow_until : GROW_UNTIL;
-    double above = config->wait_above > 0 ? config->wait_above : WAIT_ABOVE;
+    double slack = config->slack > 0 ? config->slack : SLACK;
     ta_status refused = TA_OK, status;
     bool retried = false;
     while (hand->count < hand->want) {
@@ -235,7 +233,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
         uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
-        if (may_grow && after <= allowed(d, grow, peak)) {
+        if (may_grow && after <= allowed(d, slack, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
@@ -257,11 +255,6 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             continue;
         }
         if (status) return status;
-        if (may_grow && after <= allowed(d, above, peak)) {
-            refused = make_page(d, hand);
-            if (refused && refused != TA_OUT_OF_MEMORY) return refused;
-            continue;
-        }
         /* Others must be able to use what we hold while we wait. */
         put_down(d, hand, true);
         status = wait_idle(d, UINT64_MAX);

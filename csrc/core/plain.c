@@ -29,18 +29,32 @@ static uint64_t newest_tick(const ta_chunk *c)
     return tick;
 }
 
-static ta_idle_chunk find(ta_device *d)
+static ta_idle_chunk oldest_of(ta_arena *a)
+{
+    ta_idle_chunk oldest = {NULL, NULL, UINT64_MAX};
+    ta_lock_take(&a->lock);
+    for (ta_chunk *c = a->chunks; c; c = c->next) {
+        if (c->first->state != TA_FREE || c->first->hole->size != c->size) continue;
+        uint64_t tick = newest_tick(c);
+        if (tick < oldest.tick) oldest = (ta_idle_chunk){a, c, tick};
+    }
+    ta_lock_drop(&a->lock);
+    return oldest;
+}
+
+/* Of those whose stream has passed, or of those that can be waited for. */
+static ta_idle_chunk find(ta_device *d, bool passed)
 {
     ta_idle_chunk best = {NULL, NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
         if (!ta_arena_yields(d, a)) continue;
-        ta_lock_take(&a->lock);
-        for (ta_chunk *c = a->chunks; c; c = c->next) {
-            if (c->first->state != TA_FREE || c->first->hole->size != c->size) continue;
-            uint64_t tick = newest_tick(c);
-            if (tick < best.tick) best = (ta_idle_chunk){a, c, tick};
-        }
-        ta_lock_drop(&a->lock);
+        ta_idle_chunk oldest = oldest_of(a);
+        if (!oldest.chunk) continue;
+        ta_stream_remark(d, a->stream, oldest.tick);
+        ta_stream_poll(d, a->stream);
+        if ((a->stream->passed > oldest.tick) == passed && oldest.tick < best.tick &&
+            (passed || ta_stream_waitable(d, a->stream, oldest.tick)))
+            best = oldest;
     }
     return best;
 }
@@ -78,17 +92,14 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t be
 {
     ta_status status = TA_OK;
     while (!status && ta_reserved(d) > keep) {
-        ta_idle_chunk idle = find(d);
-        if (!idle.chunk) break;
-        ta_stream_state *stream = idle.arena->stream;
-        ta_stream_remark(d, stream, idle.tick);
-        ta_stream_poll(d, stream);
-        if (stream->passed > idle.tick)
+        ta_idle_chunk idle = find(d, true);
+        if (idle.chunk) {
             status = release(d, &idle, released);
-        else if (wait && idle.tick < before)
-            status = ta_stream_wait(d, stream, idle.tick);
-        else
-            break;
+            continue;
+        }
+        if (wait) idle = find(d, false);
+        if (!idle.chunk || idle.tick >= before) break;
+        status = ta_stream_wait(d, idle.arena->stream, idle.tick);
     }
     return status;
 }

@@ -147,6 +147,8 @@ struct ta_arena {
     ta_arena *prev, *next; /* the device's arenas; guarded by device.pages */
 };
 
+#define TA_NEVER UINT64_MAX
+
 /* A point recorded in a stream. Guarded by device.pages. */
 typedef struct ta_mark_event {
     struct ta_mark_event *next;
@@ -156,16 +158,20 @@ typedef struct ta_mark_event {
     bool popped;
 } ta_mark_event;
 
-/* marks: in the order of their ticks, all above `passed`. Guarded by device.pages. */
+/* marks: in the order of their ticks, all above `passed`. A handle that does not last may
+ * stand for another stream later, whose marks say nothing of what the first one was given: so
+ *     passed <= unmarked, the oldest free that no mark was recorded at
+ * until the device was waited for. Guarded by device.pages. */
 struct ta_stream_state {
     ta_stream_state *next;
     ta_stream handle;
-    uintptr_t key; /* ta_stream_key(handle), of the thread that it is of */
-    bool owned;
+    uintptr_t key;   /* ta_stream_key(handle), of the thread that it is of */
+    bool lasts;      /* nobody destroys it while the process runs */
     bool capturing;  /* it was when last marked */
     bool foreign;    /* it could not be marked: perhaps it is another device's */
     uint64_t passed; /* what was freed at a lower tick is no longer used here */
     uint64_t marked; /* tick of the newest mark:  passed <= marked */
+    uint64_t unmarked, unmarked_last; /* ticks of such frees; TA_NEVER: there are none */
     ta_mark_event *first, *last;
     int marks;
 };
@@ -253,8 +259,8 @@ struct ta_allocator {
     } observer
         [TA_OBSERVERS];     /* read under an arena's lock; removed, then all are taken */
     ta_lock setup;          /* a device's first use */
-    ta_stream_owner *owner; /* guarded by setup, with its context */
-    void *owner_context;
+    ta_stream_asked *asked; /* guarded by setup, with its context */
+    void *asked_context;
     ta_device device[TA_MAX_DEVICES];
 };
 

@@ -211,10 +211,9 @@ static PyObject *malformed(const ta_trace_error *error)
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
 {
     (void)self;
-    static char *keywords[] = {"text",          "limit",       "limit_ratio",
-                               "page_bytes",    "null_driver", "check",
-                               "device_memory", "pass_after",  "grow_until",
-                               "wait_above",    NULL};
+    static char *keywords[] = {"text",        "limit", "limit_ratio",   "page_bytes",
+                               "null_driver", "check", "device_memory", "pass_after",
+                               "slack",       NULL};
     ta_replay_options options = TA_REPLAY_DEFAULTS;
     const char *text = NULL;
     Py_ssize_t length = 0;
@@ -224,10 +223,10 @@ PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
     unsigned long long pass_after = options.pass_after;
     int null_driver = 0;
     int check = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, names, "y#|OdKppKKdd:replay", keywords, &text,
+    if (!PyArg_ParseTupleAndKeywords(args, names, "y#|OdKppKKd:replay", keywords, &text,
                                      &length, &limit, &options.limit_ratio, &page_bytes,
                                      &null_driver, &check, &memory, &pass_after,
-                                     &options.grow_until, &options.wait_above) ||
+                                     &options.slack) ||
         !ta_bytes_of(limit, &options.limit))
         return NULL;
     options.page_bytes = page_bytes;

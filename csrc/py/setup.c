@@ -58,13 +58,12 @@ PyObject *ta_py_library_path(PyObject *self, PyObject *args)
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names)
 {
     (void)self;
-    static char *keywords[] = {"fallback", "page_bytes", "grow_until", "wait_above",
-                               NULL};
+    static char *keywords[] = {"fallback", "page_bytes", "slack", NULL};
     int fallback = 0;
     unsigned long long page_bytes = 0;
     ta_config config = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, names, "|pKdd:create", keywords, &fallback,
-                                     &page_bytes, &config.grow_until, &config.wait_above))
+    if (!PyArg_ParseTupleAndKeywords(args, names, "|pKd:create", keywords, &fallback,
+                                     &page_bytes, &config.slack))
         return NULL;
     config.fallback = fallback != 0;
     config.page_bytes = page_bytes;

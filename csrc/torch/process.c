@@ -44,7 +44,7 @@ ta_status ta_process_create(const ta_config *config)
     if (ta_process_allocator() == NULL)
         status = ta_allocator_create(ta_cuda_driver(), config, &made);
     if (status == TA_OK) {
-        ta_set_stream_owner(made, ta_torch_owns_stream, NULL);
+        ta_set_stream_life(made, ta_torch_stream_life, NULL);
         atomic_store_explicit(&current, made, memory_order_release);
     }
     pthread_mutex_unlock(&create_lock);

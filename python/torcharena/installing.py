@@ -284,7 +284,7 @@ def _cuda_is_up() -> None:
         _refuse_unfit(library.probe(0), now.fallback)
         if not library.created():
             # One ratio for both: reused up to it if passed, waited for above it.
-            library.create(now.fallback, now.page, now.slack, now.slack)
+            library.create(now.fallback, now.page, now.slack)
             now.waiting.hand_over(library)
         now.creator, now.cuda_is_up = os.getpid(), True
         caps.put_waiting()

@@ -89,9 +89,8 @@ def test_a_value_that_makes_no_sense_names_variable_and_remedy(
 def test_the_default_slack_is_the_librarys() -> None:
     source = Path(__file__).parents[2] / "csrc" / "core" / "pages.c"
     (setting,) = (s for s in settings.SETTINGS if s.name == "slack")
-    for name in ("GROW_UNTIL", "WAIT_ABOVE"):
-        (value,) = re.findall(rf"#define {name} ([0-9.]+)", source.read_text())
-        assert value == setting.usual
+    (value,) = re.findall(r"#define SLACK ([0-9.]+)", source.read_text())
+    assert value == setting.usual
 
 
 def test_the_table_shows_every_variable() -> None:
