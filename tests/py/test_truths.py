@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import context, rehearsals, truths, versions  # noqa: E402
+from benchmarks import apart, context, rehearsals, truths, versions  # noqa: E402
 
 
 def a_row(
@@ -73,7 +73,7 @@ def test_a_sitting_writes_each_row_at_once_and_skips_what_is_known(
     out = tmp_path / "truth.jsonl"
     seen: list[tuple[str, str]] = []
 
-    def measure(program: str, allocator: str, timeout: float) -> dict[str, Any]:
+    def measure(program: str, allocator: str, *_: Any) -> dict[str, Any]:
         assert len(out.read_text().splitlines()) == 1 + len(seen)
         seen.append((program, allocator))
         if program == "vit_ema":
@@ -224,3 +224,17 @@ def test_what_a_context_takes_is_shown_by_steps() -> None:
     lines = context.table(rows).splitlines()
     assert lines[1].split()[-2:] == ["400.0", "+400.0"]
     assert "failed: no cuBLAS" in lines[2] and lines[3].split()[-1] == "+50.0"
+
+
+def test_where_traces_part() -> None:
+    gpu, rehearsed = [512, 1024, 4096, 4096, 512], [512, 1024, 2048, 4096, 512, 512]
+    lines = apart.report(gpu, rehearsed).splitlines()
+    assert "the first 2 agree" in lines[0] and lines[1].endswith("4096, 4096, 512")
+    assert [line.split() for line in lines[3:]] == [
+        ["4096", "bytes:", "1", "more", "on", "the", "GPU"],
+        ["2048", "bytes:", "1", "more", "on", "the", "rehearsal"],
+        ["512", "bytes:", "1", "more", "on", "the", "rehearsal"],
+    ]
+    assert apart.report(gpu, gpu) == ""
+    assert "another order" in apart.report([1, 2], [2, 1])
+    assert apart.sizes("# torcharena\na 1 512 0\nm step\nf 1\na 2 8 1\n") == [512, 8]
