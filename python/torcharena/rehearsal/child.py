@@ -137,6 +137,9 @@ class Watch:
             limit = self.job.values_limit
             self.mode = Values(limit=limit, seed=self.job.seed)
             self.mode.__enter__()
+        from . import compiling
+
+        compiling.install()
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
