@@ -225,3 +225,47 @@ def test_functions_of_torch_func() -> None:
         assert hessian(lambda t: (t**3).sum())(cpu.cuda()).shape == (50, 50)
         """
     )
+
+
+def test_places_where_guesses_are_seen() -> None:
+    """By file and line; what is computed, or never leaves the device, is none."""
+    done = run(
+        """
+        import os, tempfile, textwrap
+        text = '''
+        import torch
+        known = torch.arange(6.0, device="cuda")
+        large = torch.randn(300_000, device="cuda")
+        known.sum().item()
+        for _ in range(3):
+            loss = (large * 2).mean() + known.mean()
+            loss.item()
+        n = int((large > 0.5)[:10].nonzero().shape[0])
+        kept = known[known > loss]
+        large.cpu()
+        buffer = torch.zeros(2, device="cuda")
+        buffer[0] = loss
+        buffer[1] = 1
+        buffer.tolist()
+        buffer.zero_()
+        buffer.tolist()
+        if loss > 2: pass
+        '''
+        folder = tempfile.mkdtemp()
+        file = os.path.join(folder, "script.py")
+        text = textwrap.dedent(text)
+        open(file, "w").write(text)
+        exec(compile(text, file, "exec"), {})
+        print([(p["line"], p["how"], p["times"]) for p in values.report()["places"]
+               if p["file"] == file])
+        """
+    )
+    found = sorted(eval(done.stdout.strip().splitlines()[-1]))
+    assert found == [
+        (8, "read", 3),
+        (9, "made a size", 1),
+        (10, "made a size", 1),
+        (11, "copied to the host", 1),
+        (15, "copied to the host", 1),
+        (18, "read", 1),
+    ]
