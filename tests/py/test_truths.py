@@ -238,3 +238,25 @@ def test_where_traces_part() -> None:
     assert apart.report(gpu, gpu) == ""
     assert "another order" in apart.report([1, 2], [2, 1])
     assert apart.sizes("# torcharena\na 1 512 0\nm step\nf 1\na 2 8 1\n") == [512, 8]
+
+
+def test_a_missing_version_gets_the_projects_own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The one that TORCHARENA_TORCH would make, so that neither makes it twice."""
+    environments = versions.environments
+    asked: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr(environments, "VENVS", tmp_path)
+    monkeypatch.setattr(
+        environments, "active", lambda: {"python": "3.11", "executable": sys.executable}
+    )
+    monkeypatch.setattr(
+        environments, "make", lambda venv, python, base, what: asked.append((venv, what))
+    )
+    python = versions.made("2.9.1")
+    monkeypatch.setenv("TORCHARENA_TORCH", "2.9.1")
+    monkeypatch.setattr(environments, "site_packages", lambda venv: venv)
+    with environments.locked():
+        environments.torch_site(environments.active(), sys.executable)
+    assert asked[0] == asked[1] and asked[0][1] == ["torch==2.9.1"]
+    assert python == str(asked[0][0] / "bin" / "python")
