@@ -246,7 +246,9 @@ def test_a_missing_version_gets_the_projects_own_environment(
     """The one that TORCHARENA_TORCH would make, so that neither makes it twice."""
     environments = versions.environments
     asked: list[tuple[Path, list[str]]] = []
-    monkeypatch.setattr(environments, "VENVS", tmp_path)
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments, "VENVS", tmp_path / ".venv")
+    monkeypatch.setattr(environments, "TORCH_BYTES", 0)
     monkeypatch.setattr(
         environments, "active", lambda: {"python": "3.11", "executable": sys.executable}
     )
