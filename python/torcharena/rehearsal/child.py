@@ -31,6 +31,7 @@ JOB = "TORCHARENA_REHEARSAL_JOB"
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
 _WRITE_EVERY = 1.0  # seconds
+_KEPT = 1 << 20  # bytes up to which copies are made where no values are computed
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,11 @@ class Watch:
             limit = self.job.values_limit
             self.mode = Values(limit=limit, seed=self.job.seed)
             self.mode.__enter__()
+        else:
+            _keep_no_contents()
+        from . import compiling
+
+        compiling.install()
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
@@ -422,6 +428,14 @@ def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
         found.append(places.frame(frame, frame.f_lineno))
         frame = frame.f_back
     return found[::-1]
+
+
+def _keep_no_contents() -> None:
+    """Nobody computes with them: large copies within the device need not be made."""
+    with contextlib.suppress(AttributeError, OSError):
+        skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
+        skip.argtypes, skip.restype = [ctypes.c_size_t], None
+        skip(_KEPT)
 
 
 def _workspaces() -> dict[str, Any] | None:

@@ -418,7 +418,7 @@ class Report:
 
 def _workspaces(spaces: dict[str, Any], width: int) -> list[str]:
     """What is known of workspaces, by where it is known from."""
-    lines = ["Workspaces, whose sizes decide about the peak where they are large:"]
+    lines = ["Workspaces of NVIDIA's libraries:"]
     why = spaces.get("why", "")
     for kind, words in _WORKSPACES.items():
         count = spaces.get(kind, 0)

@@ -238,6 +238,12 @@ class Values(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
         self.tile = torch.rand(1 << 18, generator=self.generator)
         self.bits = self.tile > 0.5
+        # The same in each type, to be copied: (address, bytes, the tensor that keeps it).
+        self.tiles: dict[torch.dtype, tuple[int, int, torch.Tensor]] = {}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.bool):
+            tile = self.bits if dtype is torch.bool else self.tile[: limit * 2].to(dtype)
+            size = tile.numel() * tile.element_size()
+            self.tiles[dtype] = (tile.data_ptr(), size, tile)
         try:
             skip = ctypes.CDLL(None).ta_simcuda_skip_above
             skip.argtypes, skip.restype = [ctypes.c_size_t], None
@@ -319,8 +325,8 @@ class Values(TorchDispatchMode):
         """True where the contents are kept: integers, booleans, small floats, the CPU's."""
         if not tensor.is_cuda:
             return True
-        if tensor.layout is not torch.strided:
-            return False
+        if tensor.layout is not torch.strided or tensor._is_zerotensor():
+            return False  # the latter: forward derivatives' zeros, which have no memory
         if not _is_float(tensor):
             return True
         if tensor.numel() > self.limit:
@@ -331,6 +337,12 @@ class Values(TorchDispatchMode):
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Random contents: floats in [0, 1), booleans, small integers left as they are."""
+        tile = self.tiles.get(tensor.dtype)
+        if tile is not None and tensor.is_contiguous():
+            size = tensor.numel() * tensor.element_size()
+            if size <= tile[1]:
+                ctypes.memmove(tensor.data_ptr(), tile[0], size)
+                return
         out = _view(tensor)
         if out.dtype is torch.bool:
             source = self.bits
@@ -627,16 +639,17 @@ class Values(TorchDispatchMode):
                 _view(tensor).copy_(pivots.expand(tensor.shape))
 
     def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
-        """Large zeros are made by giving their pages back."""
+        """Zeros need no computing; large ones are made by giving their pages back."""
         tensor = outputs[0]
         size = tensor.numel() * tensor.element_size()
-        if (
-            self.zero is None
-            or size <= self.limit * _WIDEST
-            or not tensor.is_contiguous()
-        ):
+        if not tensor.is_cuda or not tensor.is_contiguous():
             return False
-        return bool(self.zero(tensor.data_ptr(), size) == 0)
+        if size <= self.limit * _WIDEST:
+            ctypes.memset(tensor.data_ptr(), 0, size)
+            return True
+        return bool(
+            self.zero is not None and self.zero(tensor.data_ptr(), size) == 0
+        )
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
