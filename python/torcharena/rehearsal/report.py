@@ -151,6 +151,28 @@ class Report:
         return None
 
     @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Of a job of several ranks a row for each: ``rank``, ``device``, ``steps``, and bytes:
+        ``peak_requested``, and ``peak_reserved`` by allocator. Else none."""
+        rows: dict[int, dict[str, Any]] = {}
+        for outcome in self.outcomes:
+            for found in outcome.run.ranks:
+                row = rows.setdefault(
+                    found["rank"],
+                    {
+                        "rank": found["rank"],
+                        "device": found["device"],
+                        "steps": 0,
+                        "peak_requested": 0,
+                        "peak_reserved": {},
+                    },
+                )
+                for key in ("steps", "peak_requested"):
+                    row[key] = max(row[key], found[key])
+                row["peak_reserved"][outcome.run.allocator] = found["peak_reserved"]
+        return [rows[rank] for rank in sorted(rows)]
+
+    @property
     def not_seen(self) -> list[str]:
         """Stages that a run which was ended early did not come to."""
         first = self.outcomes[0].run
@@ -194,6 +216,7 @@ class Report:
         found.update(
             verdict=self.verdict,
             smallest_cap=self.smallest_cap,
+            ranks=self.ranks,
             holders=self.holders,
             not_seen=self.not_seen,
             guessed=self.guessed,
@@ -214,7 +237,13 @@ class Report:
         """The report in lines of at most ``width`` columns, at least 60."""
         width = max(60, width)
         lines = [*self._head(width), "", *self._table()]
-        for section in (self._ends, self._cap, self._holders, self._doubts):
+        for section in (
+            self._ends,
+            self._ranks,
+            self._cap,
+            self._holders,
+            self._doubts,
+        ):
             told = section(width)
             if told:
                 lines += ["", *told]
@@ -318,6 +347,31 @@ class Report:
                 f"Not seen: {', '.join(self.not_seen)}. Their memory is not in the peak.",
                 width,
             )
+        return lines
+
+    def _ranks(self, width: int) -> list[str]:
+        """Of a job of several ranks a row for each."""
+        rows = self.ranks
+        if not rows:
+            return []
+        most = max(rows, key=lambda row: row["peak_requested"])
+        names = [o.run.allocator for o in self.outcomes if o.run.ranks]
+        lines = _wrapped(
+            f"Rank {most['rank']} asks for most, {format_size(most['peak_requested'])}. Each "
+            "rank, what it asks for and what is reserved for it:",
+            width,
+        )
+        head = f"{'rank':>6}{'device':>8}{'asked for':>12}{'steps':>7}"
+        lines.append(head + "".join(f"{name:>12}" for name in names))
+        for row in rows:
+            line = (
+                f"{row['rank']:>6}{row['device']:>8}"
+                f"{format_size(row['peak_requested']):>12}{row['steps'] or '':>7}"
+            )
+            for name in names:
+                size = row["peak_reserved"].get(name)
+                line += f"{'' if size is None else format_size(size):>12}"
+            lines.append(line)
         return lines
 
     def _cap(self, width: int) -> list[str]:
