@@ -88,9 +88,10 @@ class Outcome:
         return found
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
-    """The answer to "will it fit?". ``str()`` is the text that the command prints."""
+    """The answer to "will it fit?". ``str()`` is the text that the command prints; notebooks
+    show it too."""
 
     command: list[str]
     card: Card
@@ -249,8 +250,19 @@ class Report:
                 lines += ["", *told]
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<Report: {self._name()} on {self.card.key}: {self.verdict}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else str(self))
+
+    def _name(self) -> str:
+        """The command; of a function the call."""
+        words = self.command
+        return words[0] if len(words) == 1 else " ".join(map(shlex.quote, words))
+
     def _head(self, width: int) -> list[str]:
-        name = _shortened(" ".join(map(shlex.quote, self.command)), width)
+        name = _shortened(self._name(), width)
         card = self.card
         what = f"{self.gpus} x {card.name}" if self.gpus > 1 else card.name
         measured = "" if card.context_measured else ", not measured"
@@ -457,12 +469,17 @@ def _end_of(place: str) -> str:
     return place if len(place) <= 52 else f"...{place[-49:]}"
 
 
+def _tells(file: str) -> bool:
+    """Whether a traceback may end there: not in the mode that computes values."""
+    return not places.is_ours(file) and not file.endswith("/torch/_ops.py")
+
+
 def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:
     """A Python traceback, shortened to the program's own lines and the last one."""
     lines = []
     shown = [f for f in frames if places.is_users(f["file"])]
     if frames and frames[-1] not in shown:
-        last = next((f for f in reversed(frames) if not places.is_ours(f["file"])), None)
+        last = next((f for f in reversed(frames) if _tells(f["file"])), None)
         if last is not None:
             shown.append(last)
     for frame in shown[-8:]:
