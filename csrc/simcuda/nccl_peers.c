@@ -145,10 +145,11 @@ static double patience(void)
 
 static bool silent(ta_nccl_comm *c, int peer, bool gone)
 {
-    fprintf(stderr,
-            "torcharena: rank %d of %d %s rank %d in a collective; its part is taken to be "
-            "like this rank's from here on\n",
-            peer, c->ranks, gone ? "has ended before" : "does not answer", c->rank);
+    fprintf(
+        stderr,
+        "torcharena: rank %d of %d %s rank %d in a collective; its part is taken to be "
+        "like this rank's from here on\n",
+        peer, c->ranks, gone ? "has ended before" : "does not answer", c->rank);
     c->alone = true;
     return false;
 }

@@ -153,9 +153,7 @@ def test_every_way_with_and_without_peers(tmp_path: Path) -> None:
     code, found, said = rehearse(tmp_path, WAYS, *options)
     assert code == 0 and found["ranks"] == [], said
     alone = peaks(said)
-    assert {way: alone[0, way] for way in SURE} == {
-        way: together[0, way] for way in SURE
-    }
+    assert {way: alone[0, way] for way in SURE} == {way: together[0, way] for way in SURE}
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import linecache
 import os
@@ -35,9 +36,9 @@ def _from_source(packed: dict[str, Any]) -> Any:
         space[name] = importlib.import_module(module)
     waiting: dict[str, Callable[[], None]] = {}
     for name, value in packed["plain"].items():
-        waiting[name] = lambda name=name, value=value: _unpickle(space, name, value)
+        waiting[name] = functools.partial(_unpickle, space, name, value)
     for name, text in packed["texts"].items():
-        waiting[name] = lambda text=text: _execute(space, *text)
+        waiting[name] = functools.partial(_execute, space, *text)
     while waiting:  # a base class, a decorator, a value's class must stand first
         error: Exception | None = None
         for name, make in list(waiting.items()):

@@ -21,7 +21,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["packed"]
 
@@ -50,7 +50,10 @@ def _pickled(
     except ImportError:
         pass
     else:
-        return {"how": "pickle", "call": _by_cloudpickle(cloudpickle, fn, args, kwargs, cells)}
+        return {
+            "how": "pickle",
+            "call": _by_cloudpickle(cloudpickle, fn, args, kwargs, cells),
+        }
     if getattr(fn, "__module__", "__main__") == "__main__":
         return {"how": "source", **_Sources(fn, cells).taken(args, kwargs)}
     _dumps((args, kwargs), "the arguments")
@@ -94,11 +97,12 @@ def _by_cloudpickle(
     def reduce(code: types.CodeType) -> Any:
         return marshal.loads, (marshal.dumps(_renamed(code, cells)),)
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.CloudPickler):
         """One that keeps the files that code is from; the child is the same Python."""
 
-        dispatch_table = collections.ChainMap(
-            {types.CodeType: reduce}, getattr(cloudpickle.CloudPickler, "dispatch_table", {})
+        dispatch_table: ClassVar[Any] = collections.ChainMap(
+            {types.CodeType: reduce},
+            getattr(cloudpickle.CloudPickler, "dispatch_table", {}),
         )
 
     def dumps(value: Any) -> bytes:

@@ -158,7 +158,7 @@ def _keep_objects(dist: Any, c10d: Any, rank: int, here: int) -> None:
     """Objects of ranks that are not there are taken to be like this one's own."""
 
     def is_here(source: int, group: Any) -> bool:
-        there = 1 < here and source < here
+        there = here > 1 and source < here
         return source == rank or (there and _has_nccl(c10d, group))
 
     broadcast = c10d.broadcast_object_list
@@ -259,7 +259,7 @@ def stand_ins(members: Sequence[int], here: int) -> list[int] | None:
     ]
 
 
-def _teller() -> Callable[[int, list[int] | None, str | None], None] | None:
+def _teller() -> Callable[..., None] | None:
     """Says to NCCL's stand-ins what its arguments do not, of the next communicator."""
     try:
         tell = ctypes.CDLL(None).ta_simcuda_next_group
@@ -288,7 +288,7 @@ def _meeting(kind: Any, tell: Any, group: str, like: list[int]) -> Any:
         else:
             tell(0)
 
-    class Meeting(kind):  # type: ignore[misc, valid-type]
+    class Meeting(kind):
         def set(self, key: str, value: Any) -> None:
             next_is(key)
             super().set(key, value)
@@ -347,7 +347,9 @@ def _tell_groups(dist: Any, c10d: Any, kind: Any, here: int) -> None:
         parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         mine = c10d.get_rank(parent_pg)
-        found = next((ranks for ranks in split_ranks or () if mine in ranks), [])
+        found: list[int] = next(
+            (ranks for ranks in split_ranks or () if mine in ranks), []
+        )
         if here > 1 and found:
             parent = parent_pg or c10d._get_default_group()
             members = [c10d.get_global_rank(parent, rank) for rank in found]
