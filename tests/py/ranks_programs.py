@@ -43,8 +43,9 @@ def tensors():
 def pipeline(kind):
     def make():
         model = blocks()
-        shape = torch.zeros(8, 128, device="meta")
-        stage = PipelineStage(model, rank, world, device, input_args=shape, output_args=shape)
+        made, given = (torch.zeros(8, 128, device="meta", requires_grad=grad)
+            for grad in (True, rank > 0))
+        stage = PipelineStage(model, rank, world, device, input_args=given, output_args=made)
         model.schedule = kind(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
         return model
     return make

@@ -122,6 +122,7 @@ def install(world_size: int, rank: int, here: int = 1) -> None:
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         _register_fake()
+        ranks.settle_pipelines()
         if args:  # init_method came by place
             kwargs["init_method"] = args[0]
         kwargs.pop("init_method", None)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["install", "replace", "report", "stand_ins"]
+__all__ = ["install", "replace", "report", "settle_pipelines", "stand_ins"]
 
 # Collectives whose integers decide a program's course, and those of objects.
 _OF_TENSORS = (
@@ -236,6 +236,28 @@ def _keep_objects(dist: Any, c10d: Any, rank: int, here: int) -> None:
     replace(dist, "scatter_object_list", scatter_object_list)
     replace(dist, "recv_object_list", recv_object_list)
     replace(dist, "send_object_list", send_object_list)
+
+
+def settle_pipelines() -> None:
+    """From torch 2.14 on a pipeline's stages vote whether the shapes that they were given will
+    do. Those here decide for all. Called as process groups begin, after the imports."""
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    stage: Any = getattr(module, "PipelineStage", None)
+    mode: Any = getattr(module, "InferenceMode", None)
+    if not hasattr(stage, "_warmup_forward_vote") or not hasattr(mode, "needs_dynamic"):
+        return
+    torch: Any = sys.modules["torch"]
+
+    def vote(self: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        enough = not mode.needs_dynamic(self._user_meta, has_backward)
+        if received_acc is not None:
+            enough = enough and bool(received_acc.item())
+        return torch.tensor([int(enough)], dtype=torch.int32)
+
+    def result(self: Any, received_result: Any = None) -> Any:
+        return received_result
+
+    stage._warmup_forward_vote, stage._warmup_backward_result = vote, result
 
 
 def _source(c10d: Any, group: Any, src: int | None, group_src: int | None) -> int:
