@@ -243,3 +243,17 @@ def test_places_where_guesses_are_seen() -> None:
         (15, "copied to the host", 1),
         (18, "read", 1),
     ]
+
+
+def test_what_is_on_no_gpu_stays_where_it_is() -> None:
+    run(
+        """
+        with torch.device("meta"):
+            layer = torch.nn.Embedding(10, 4)
+        assert layer.weight.is_meta
+        torch.manual_seed(1)
+        a = torch.empty(3).normal_()
+        torch.manual_seed(1)
+        assert torch.equal(a, torch.randn(3)) and torch.normal(0.0, 1.0, (3,)).is_cpu
+        """
+    )

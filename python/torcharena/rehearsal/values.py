@@ -179,6 +179,15 @@ def _is_in(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
     return any(tensor is other for other in tensors)
 
 
+def _is_for_device(args: Any, kwargs: Any) -> bool:
+    """An operator on the simulated GPU: no tensor is elsewhere, nor is it asked for there."""
+    tensors = _tensors(args, _tensors(kwargs.values(), []))
+    if tensors:
+        return any(t.is_cuda for t in tensors)
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "cuda"
+
+
 def _is_float(tensor: torch.Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
@@ -423,7 +432,7 @@ class Values(TorchDispatchMode):
             return inside.run(self, func, plan.name, args, kwargs)
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
-        if kind == _OPENED:
+        if kind == _OPENED and _is_for_device(args, kwargs):
             result = inside.run(self, func, plan.name, args, kwargs)
             self._after(func, plan, args, kwargs, result)
             return result
