@@ -55,17 +55,21 @@ SETTER(cusolverDnXgesvdjSetSortEig)
 SETTER(cusolverDnXgesvdjSetTolerance)
 
 /* --- buffer sizes, in elements ---------------------------------------------------------- */
-static int panel(int64_t m, int64_t n, int *size)
+enum { UNIT_S = 4, UNIT_D = 8, UNIT_C = 8, UNIT_Z = 16 }; /* bytes of an element */
+
+static int state(int64_t elements, int64_t unit, int *size)
 {
-    int64_t longer = m > n ? m : n;
-    *size = (int)(longer * 64 + 1024);
+    *size = elements > INT32_MAX ? INT32_MAX : (int)elements;
+    ta_sc_workspace(TA_SC_DEFAULT, (uint64_t)(*size * unit));
     return SOLVER_OK;
 }
-static int square(int64_t m, int64_t n, int64_t batch, int *size)
+static int panel(int64_t m, int64_t n, int64_t unit, int *size)
 {
-    int64_t all = 2 * m * n * batch + (m + n) * 64;
-    *size = all > INT32_MAX ? INT32_MAX : (int)all;
-    return SOLVER_OK;
+    return state((m > n ? m : n) * 64 + 1024, unit, size);
+}
+static int square(int64_t m, int64_t n, int64_t batch, int64_t unit, int *size)
+{
+    return state(2 * m * n * batch + (m + n) * 64, unit, size);
 }
 /* For one element type; `or_` and `sy` are what its names begin with. */
 #define SIZES(T, or_, sy)                                                                \
@@ -73,31 +77,31 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
                                                   int lda, int *size)                    \
     {                                                                                    \
         (void)h, (void)a, (void)lda;                                                     \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a,        \
                                                   int lda, int *size)                    \
     {                                                                                    \
         (void)h, (void)a, (void)lda;                                                     \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a,     \
                                                   int lda, int *size)                    \
     {                                                                                    \
         (void)h, (void)uplo, (void)a, (void)lda;                                         \
-        return panel(n, n, size);                                                        \
+        return panel(n, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda,      \
                                                   int *size)                             \
     {                                                                                    \
         (void)h, (void)a, (void)lda;                                                     \
-        return panel(n, n, size);                                                        \
+        return panel(n, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##or_##gqr_bufferSize(                                    \
         void *h, int m, int n, int k, void *a, int lda, void *tau, int *size)            \
     {                                                                                    \
         (void)h, (void)k, (void)a, (void)lda, (void)tau;                                 \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##or_##mqr_bufferSize(                                    \
         void *h, int side, int trans, int m, int n, int k, void *a, int lda, void *tau,  \
@@ -106,12 +110,12 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
         (void)h, (void)side, (void)trans, (void)k, (void)a, (void)lda, (void)tau,        \
             (void)c;                                                                     \
         (void)ldc;                                                                       \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *size)      \
     {                                                                                    \
         (void)h;                                                                         \
-        return square(m, n, 1, size);                                                    \
+        return square(m, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvdj_bufferSize(                                      \
         void *h, int job, int thin, int m, int n, void *a, int lda, void *s, void *u,    \
@@ -119,7 +123,7 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
     {                                                                                    \
         (void)h, (void)job, (void)thin, (void)a, (void)lda, (void)s, (void)u, (void)ldu; \
         (void)v, (void)ldv;                                                              \
-        return square(m, n, 1, size);                                                    \
+        return square(m, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvdjBatched_bufferSize(                               \
         void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu,     \
@@ -127,7 +131,7 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
     {                                                                                    \
         (void)h, (void)job, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v;    \
         (void)ldv, (void)params;                                                         \
-        return square(m, n, batch, size);                                                \
+        return square(m, n, batch, UNIT_##T, size);                                      \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvdaStridedBatched_bufferSize(                        \
         void *h, int job, int rank, int m, int n, void *a, int lda, long long sa,        \
@@ -136,26 +140,26 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
     {                                                                                    \
         (void)h, (void)job, (void)rank, (void)a, (void)lda, (void)sa, (void)s, (void)ss; \
         (void)u, (void)ldu, (void)su, (void)v, (void)ldv, (void)sv;                      \
-        return square(m, n, batch, size);                                                \
+        return square(m, n, batch, UNIT_##T, size);                                      \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sy##evd_bufferSize(                                     \
         void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size)         \
     {                                                                                    \
         (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                     \
-        return square(n, n, 1, size);                                                    \
+        return square(n, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sy##evj_bufferSize(                                     \
         void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size)         \
     {                                                                                    \
         (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                     \
-        return square(n, n, 1, size);                                                    \
+        return square(n, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sy##evjBatched_bufferSize(                              \
         void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size,         \
         void *params, int batch)                                                         \
     {                                                                                    \
         (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w, (void)params;       \
-        return square(n, n, batch, size);                                                \
+        return square(n, n, batch, UNIT_##T, size);                                      \
     }
 SIZES(S, or, sy)
 SIZES(D, or, sy)
@@ -167,6 +171,7 @@ static int bytes(int64_t elements, size_t *device, size_t *host)
 {
     *device = (size_t)elements * 8;
     *host = 0;
+    ta_sc_workspace(TA_SC_DEFAULT, *device);
     return SOLVER_OK;
 }
 TA_EXPORT int cusolverDnXgeqrf_bufferSize(void *h, void *p, int64_t m, int64_t n, int ta,

@@ -40,6 +40,14 @@ TA_EXPORT const char *cusparseGetErrorString(int status)
     return status == SPARSE_OK ? "success" : "simulated cuSPARSE failed";
 }
 
+/* A buffer's size, of the right order. */
+static int state(size_t bytes, size_t *size)
+{
+    *size = bytes;
+    ta_sc_workspace(TA_SC_DEFAULT, bytes);
+    return SPARSE_OK;
+}
+
 /* --- descriptors ---------------------------------------------------------------------------- */
 static int make(matrix **m, int64_t rows, int64_t columns, int64_t count)
 {
@@ -132,7 +140,7 @@ static int spgemm(const ta_sc_handle *h, const matrix *a, const matrix *b, matri
     int64_t each = b->rows ? (b->count + b->rows - 1) / b->rows : 0;
     int64_t most = c->rows * c->columns, count = a->count * each;
     c->count = count < most ? count : most;
-    *size = (size_t)c->count * 16 + 1024;
+    state((size_t)c->count * 16 + 1024, size);
     return of(ta_sc_handle_launch(h));
 }
 TA_EXPORT int cusparseSpGEMM_workEstimation(const ta_sc_handle *h, int oa, int ob,
@@ -174,8 +182,7 @@ TA_EXPORT int cusparseSpMM_bufferSize(void *h, int oa, int ob, void *alpha,
 {
     (void)h, (void)oa, (void)ob, (void)alpha, (void)b, (void)beta, (void)c, (void)type;
     (void)algorithm;
-    *size = (size_t)a->rows * 4 + 1024;
-    return SPARSE_OK;
+    return state((size_t)a->rows * 4 + 1024, size);
 }
 TA_EXPORT int cusparseSDDMM_bufferSize(void *h, int oa, int ob, void *alpha, void *a,
                                        void *b, void *beta, void *c, int type,
@@ -183,8 +190,7 @@ TA_EXPORT int cusparseSDDMM_bufferSize(void *h, int oa, int ob, void *alpha, voi
 {
     (void)h, (void)oa, (void)ob, (void)alpha, (void)a, (void)b, (void)beta, (void)c;
     (void)type, (void)algorithm;
-    *size = 1024;
-    return SPARSE_OK;
+    return state(1024, size);
 }
 TA_EXPORT int cusparseSpMV_bufferSize(void *h, int op, void *alpha, const matrix *a,
                                       void *x, void *beta, void *y, int type,
@@ -192,8 +198,7 @@ TA_EXPORT int cusparseSpMV_bufferSize(void *h, int op, void *alpha, const matrix
 {
     (void)h, (void)op, (void)alpha, (void)x, (void)beta, (void)y, (void)type;
     (void)algorithm;
-    *size = (size_t)a->rows * 4 + 1024;
-    return SPARSE_OK;
+    return state((size_t)a->rows * 4 + 1024, size);
 }
 TA_EXPORT int cusparseSpSM_bufferSize(void *h, int oa, int ob, void *alpha,
                                       const matrix *a, void *b, void *c, int type,
@@ -201,8 +206,7 @@ TA_EXPORT int cusparseSpSM_bufferSize(void *h, int oa, int ob, void *alpha,
 {
     (void)h, (void)oa, (void)ob, (void)alpha, (void)b, (void)c, (void)type;
     (void)algorithm, (void)descriptor;
-    *size = (size_t)(a->rows + a->count) * 8 + 1024;
-    return SPARSE_OK;
+    return state((size_t)(a->rows + a->count) * 8 + 1024, size);
 }
 TA_EXPORT int cusparseSpSV_bufferSize(void *h, int op, void *alpha, const matrix *a,
                                       void *x, void *y, int type, int algorithm,
@@ -210,16 +214,14 @@ TA_EXPORT int cusparseSpSV_bufferSize(void *h, int op, void *alpha, const matrix
 {
     (void)h, (void)op, (void)alpha, (void)x, (void)y, (void)type, (void)algorithm;
     (void)descriptor;
-    *size = (size_t)(a->rows + a->count) * 8 + 1024;
-    return SPARSE_OK;
+    return state((size_t)(a->rows + a->count) * 8 + 1024, size);
 }
 #define SORT(name)                                                                       \
     TA_EXPORT int name(void *h, int m, int n, int count, const void *rows,               \
                        const void *columns, size_t *size)                                \
     {                                                                                    \
         (void)h, (void)m, (void)n, (void)rows, (void)columns;                            \
-        *size = (size_t)count * 8 + 1024;                                                \
-        return SPARSE_OK;                                                                \
+        return state((size_t)count * 8 + 1024, size);                                    \
     }
 SORT(cusparseXcoosort_bufferSizeExt)
 SORT(cusparseXcsrsort_bufferSizeExt)
@@ -227,7 +229,9 @@ SORT(cusparseXcsrsort_bufferSizeExt)
 static int words(int rows, int count)
 {
     int64_t all = ((int64_t)rows + count) * 8 + 1024;
-    return all > INT32_MAX ? INT32_MAX : (int)all;
+    all = all > INT32_MAX ? INT32_MAX : all;
+    ta_sc_workspace(TA_SC_DEFAULT, (uint64_t)all);
+    return (int)all;
 }
 #define TYPED(T)                                                                         \
     TA_EXPORT int cusparse##T##csrgeam2_bufferSizeExt(                                   \
@@ -239,8 +243,7 @@ static int words(int rows, int count)
         (void)beta, (void)db, (void)nb, (void)vb, (void)rb, (void)cb, (void)dc,          \
             (void)vc;                                                                    \
         (void)rc, (void)cc;                                                              \
-        *size = (size_t)m * 4 + 1024;                                                    \
-        return SPARSE_OK;                                                                \
+        return state((size_t)m * 4 + 1024, size);                                        \
     }                                                                                    \
     TA_EXPORT int cusparse##T##bsrsv2_bufferSize(                                        \
         void *h, int dir, int op, int rows, int count, void *d, void *v, void *r,        \

@@ -316,6 +316,47 @@ def test_the_text_keeps_to_its_columns(width: int) -> None:
         assert words in " ".join(text.split()), words
 
 
+def test_the_text_says_where_guesses_were_seen_and_what_helps() -> None:
+    report = a_report()
+    run = report.outcomes[0].run
+    places = [
+        {"file": "train.py", "line": 50, "function": "main", "how": "read", "times": 2000}
+    ] * 9
+    run.processes[0]["values"] = {"places": places}
+    run.processes[0]["workspaces"] = {
+        "told": 12, "largest_told": 40 * MIB, "measured": 0, "largest_measured": 0,
+        "guessed": 1234, "largest_guessed": 512, "why": "no libcudnn.so.9 is loaded",
+    }  # fmt: skip
+    run.refused = ["/data/results.csv"]
+    text = report.text(80)
+    assert max(map(len, text.splitlines())) <= 80
+    said = " ".join(text.split())
+    for words in (
+        "2,000 x read train.py:50 main", "and 1 places more", "12 up to 40 MiB as the real",
+        "1,234 up to 512 B by default", "not asked: no libcudnn.so.9",
+        "/data/results.csv. Have it write to a new place", "--share DIR",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "--keep-files" not in said and "formulas" not in said
+
+
+def test_rounding_never_says_that_it_fits() -> None:
+    """What is needed is rounded up, what is there down, and a margin down."""
+    card = cards.find("16GiB")
+    native = a_run(reserved=card.room + 1)
+    short = verdict.judge(native, card.room + 1)
+    cap = 3 * GIB + 1
+    report = Report(["x.py"], card)
+    report.outcomes = [Outcome(native, short, need=card.room + 1, cap=cap)]
+    text = " ".join(report.text().split())
+    assert "-0.01 GiB" in text and "1 B wanting" in text
+    assert "Smallest cap that works: 3.01 GiB" in text
+    enough = Outcome(native, verdict.judge(native, card.room - 5 * MIB))
+    report.outcomes = [enough]
+    text = " ".join(report.text().split())
+    assert "+0.00 GiB" in text and "5 MiB left" in text
+
+
 def test_the_object_is_one_line_of_json() -> None:
     report = a_report()
     text = report.json()

@@ -439,25 +439,23 @@ def _keep_no_contents() -> None:
 
 
 def _workspaces() -> dict[str, Any] | None:
-    """cuDNN's workspaces: from the real libcudnn or guessed, and the largest of each, bytes.
-    None where the program asked for none."""
+    """Workspaces by where their sizes come from, and the largest of each, bytes: told by the
+    real libcudnn, measured, or guessed, which is a stated default. ``why`` libcudnn is not
+    asked. None where the program asked for none."""
     try:
         ask = ctypes.CDLL(None).ta_simcuda_workspaces
     except (AttributeError, OSError):
         return None
-    counts = (ctypes.c_uint64 * 4)()
+    counts = (ctypes.c_uint64 * 6)()
     ask.restype = ctypes.c_char_p
     why = ask(counts)
-    told, guessed, largest_told, largest_guessed = counts
-    if not told and not guessed:
+    if not any(counts[::2]):
         return None
-    return {
-        "told": told,
-        "guessed": guessed,
-        "largest_told": largest_told,
-        "largest_guessed": largest_guessed,
-        "why": (why or b"").decode(errors="replace"),
-    }
+    found: dict[str, Any] = {}
+    for place, kind in enumerate(("told", "measured", "guessed")):
+        found[kind] = counts[2 * place]
+        found[f"largest_{kind}"] = counts[2 * place + 1]
+    return {**found, "why": (why or b"").decode(errors="replace")}
 
 
 def _flush() -> None:

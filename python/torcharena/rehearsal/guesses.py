@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ class Guesses:
 
     def seen(self, how: str) -> None:
         """The program sees a guess now: notes the line that it is in."""
-        self.places[(*_here(), how)] += 1
+        file, line, name = _here()
+        self.places[file, line, name, how] += 1
 
     def report(self) -> list[dict[str, Any]]:
         """The places, the most frequent first."""
@@ -77,13 +79,13 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _here() -> tuple[str, int, str]:
     """The innermost line of the program; of a thread that runs none of it, of a library."""
-    frame = sys._getframe(2)
-    other = None
+    frame: FrameType | None = sys._getframe(2)
+    other: tuple[str, int, str] | None = None
     while frame is not None:
         file = frame.f_code.co_filename
         if places.is_users(file):
             return file, frame.f_lineno, frame.f_code.co_name
         if other is None and not places.is_ours(file) and "/torch/" not in file:
             other = file, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return other or ("backward (autograd's own thread)", 0, "")

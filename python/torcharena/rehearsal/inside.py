@@ -64,6 +64,7 @@ SPARSE = frozenset(
     }
 )
 
+
 def has_sparse(args: Any) -> bool:
     """True where one of the arguments is a sparse tensor on the device."""
     return any(

@@ -43,6 +43,7 @@ class Options:
     rank: int = 0
     record: str | None = None
     keep_files: str | None = None
+    share: tuple[str, ...] = ()  # folders that it changes in earnest
     again: bool = True  # repeat a run that ran out, or is too close, with other memory
     quiet: bool = False
 
@@ -116,6 +117,7 @@ class _Session:
             find_places=places,
             peak_step=self.peak_step,
             keep_files=options.keep_files if self.count == 1 else None,
+            share=options.share,
             quiet=options.quiet or self.count > 1,
             extra=self.extra,
             **more,
