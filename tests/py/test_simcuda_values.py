@@ -269,3 +269,52 @@ def test_places_where_guesses_are_seen() -> None:
         (15, "copied to the host", 1),
         (18, "read", 1),
     ]
+
+
+def test_what_is_on_no_gpu_stays_where_it_is() -> None:
+    run(
+        """
+        with torch.device("meta"):
+            layer = torch.nn.Embedding(10, 4)
+        assert layer.weight.is_meta
+        torch.manual_seed(1)
+        a = torch.empty(3).normal_()
+        torch.manual_seed(1)
+        assert torch.equal(a, torch.randn(3)) and torch.normal(0.0, 1.0, (3,)).is_cpu
+        """
+    )
+
+
+def test_host_memory_is_that_of_the_programs_own_tensors() -> None:
+    """64 MiB on the CPU, copied to and from a device that holds much more, masks of large
+    floats, a save: at most 1.3 times those on the CPU."""
+    run(
+        """
+        import resource
+        def most():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MiB
+        def warm():
+            x = torch.randn(1 << 10, device="cuda")
+            x.untyped_storage().cpu(); (x > 0).sum().item(); x.isnan().any().item()
+            (x @ x).cpu(); x.cpu(); torch.ones(9).cuda()
+        warm()
+        before = most()
+        own = torch.ones(64 << 18)
+        model = [own.cuda() for _ in range(16)]  # a GiB
+        big = torch.randn(1 << 29, device="cuda")
+        big = (big * 2 + 1).relu_()
+        half = big.half()
+        mask = big > 0.5
+        assert mask.any().item() and 0 < mask[: 1 << 20].sum().item() < 1 << 20
+        assert not big.isnan().any().item()
+        chosen = torch.where(mask, big, big)
+        assert torch.cuda.memory_allocated() > 6 << 30
+        del own
+        back = model[0].untyped_storage().cpu()  # as torch.save does
+        assert back.nbytes() == 64 << 20
+        grown = most() - before
+        assert 64 <= grown <= 1.3 * 64 + 16, grown
+        numbers = torch.arange(1 << 20).cuda()
+        assert torch.equal(numbers.clone().cpu(), torch.arange(1 << 20))
+        """
+    )

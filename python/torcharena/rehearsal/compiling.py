@@ -109,7 +109,9 @@ class _Kernel:
     def __init__(self, source: Any, target: Any, options: dict[str, Any]) -> None:
         self.src = _Source(source)
         self.name = getattr(source.fn, "__name__", "kernel")
-        text = f"{getattr(source.fn, 'src', '')}{source.constants}{sorted(options.items())}"
+        text = (
+            f"{getattr(source.fn, 'src', '')}{source.constants}{sorted(options.items())}"
+        )
         self.hash = hashlib.sha256(text.encode()).hexdigest()
         fields = {
             "name": self.name,
@@ -227,7 +229,9 @@ def _no_benchmarks_of_triton(testing: Any) -> None:
         del buffer
         quantiles = how.get("quantiles")
         if quantiles:
-            return [_MILLISECONDS] * len(quantiles) if len(quantiles) > 1 else _MILLISECONDS
+            return (
+                [_MILLISECONDS] * len(quantiles) if len(quantiles) > 1 else _MILLISECONDS
+            )
         return [_MILLISECONDS] if how.get("return_mode") == "all" else _MILLISECONDS
 
     testing.do_bench = do_bench

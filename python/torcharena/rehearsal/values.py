@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ _WORK = 1 << 25  # multiplications up to which a product is computed
 _WIDEST = 8  # bytes of an element
 _ALL = (1 << 64) - 1
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
+_SPRINKLED = 1 << 24  # booleans up to which all are random, and how many are beyond:
+_SPOTS = 16  # in so many parts, of a mebibyte each
 _aten = torch.ops.aten
 
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
@@ -179,6 +182,15 @@ def _is_in(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
     return any(tensor is other for other in tensors)
 
 
+def _is_for_device(args: Any, kwargs: Any) -> bool:
+    """An operator on the simulated GPU: no tensor is elsewhere, nor is it asked for there."""
+    tensors = _tensors(args, _tensors(kwargs.values(), []))
+    if tensors:
+        return any(t.is_cuda for t in tensors)
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "cuda"
+
+
 def _is_float(tensor: torch.Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
@@ -251,11 +263,15 @@ class Values(TorchDispatchMode):
             device_skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
             device_skip.argtypes, device_skip.restype = [ctypes.c_size_t], None
             self.device_skip: Any = device_skip
+            touched = ctypes.CDLL(None).ta_simcuda_copy_touched
+            touched.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+            touched.restype = None
+            self.touched: Any = touched
             zero = ctypes.CDLL(None).ta_simcuda_zero
             zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
             self.zero: Any = zero
         except AttributeError:
-            self.skip = self.device_skip = self.zero = None
+            self.skip = self.device_skip = self.zero = self.touched = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -343,6 +359,9 @@ class Values(TorchDispatchMode):
             if size <= tile[1]:
                 ctypes.memmove(tensor.data_ptr(), tile[0], size)
                 return
+            if tensor.dtype is torch.bool:
+                self._sprinkle(tensor.data_ptr(), size)
+                return
         out = _view(tensor)
         if out.dtype is torch.bool:
             source = self.bits
@@ -357,6 +376,20 @@ class Values(TorchDispatchMode):
         whole = source.repeat(-(-count // source.numel()))[:count]
         out.copy_(whole.view(out.shape))
 
+    def _sprinkle(self, address: int, size: int) -> None:
+        """Random booleans; where there are very many, in parts of them, spread evenly, and
+        none between: a mask over large floats takes little host memory."""
+        source, most, _ = self.tiles[torch.bool]
+        if size > _SPRINKLED and self.zero is not None and not self.zero(address, size):
+            part = _SPRINKLED // _SPOTS
+            step = size // _SPOTS // part * part
+            for spot in range(_SPOTS):
+                for at in range(0, part, most):
+                    ctypes.memmove(address + spot * step + at, source, most)
+            return
+        for at in range(0, size, most):
+            ctypes.memmove(address + at, source, min(most, size - at))
+
     def random_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Random numbers in the shape of a tensor whose contents are unknown."""
         count = tensor.numel()
@@ -366,26 +399,39 @@ class Values(TorchDispatchMode):
         return flat[start : start + count].view(tensor.shape).to(tensor.dtype)
 
     # --- converting arguments -------------------------------------------------------------
-    def _convert(self, value: Any) -> Any:
+    def _convert(self, value: Any, reads: bool = False) -> Any:
+        """An argument for the CPU. ``reads``: it is not written to."""
         if isinstance(value, torch.Tensor):
             if not value.is_cuda:
                 return value
-            if self.known(value):
-                return _view(value)
-            return self.random_like(value)
+            if not self.known(value):
+                return self.random_like(value)
+            return self._sparsely(value) if reads else _view(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._convert(v) for v in value)
+            return type(value)(self._convert(v, reads) for v in value)
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
             return self.generator
         return value
 
+    def _sparsely(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `_view`; of much memory, most of which nobody wrote, a copy of what was
+        written: to read the rest in its place would make its pages."""
+        size = tensor.numel() * tensor.element_size()
+        if size <= _SPRINKLED or self.touched is None or not tensor.is_contiguous():
+            return _view(tensor)
+        zeros = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = torch.frombuffer(zeros, dtype=tensor.dtype)
+        self.touched(memory.data_ptr(), tensor.data_ptr(), size)
+        return memory.view(tensor.shape)
+
     def _on_cpu(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """The operator on the CPU over the same memory; None where it cannot."""
         try:
-            cpu_args = self._convert(tuple(args))
-            cpu_kwargs = {k: self._convert(v) for k, v in kwargs.items()}
+            reads = not plan.writes
+            cpu_args = self._convert(tuple(args), reads)
+            cpu_kwargs = {k: self._convert(v, reads) for k, v in kwargs.items()}
             if cpu_kwargs.get("pin_memory"):
                 cpu_kwargs["pin_memory"] = False
             if not plan.seeded or cpu_kwargs.get("generator") is not None:
@@ -423,7 +469,7 @@ class Values(TorchDispatchMode):
             return inside.run(self, func, plan.name, args, kwargs)
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
-        if kind == _OPENED:
+        if kind == _OPENED and _is_for_device(args, kwargs):
             result = inside.run(self, func, plan.name, args, kwargs)
             self._after(func, plan, args, kwargs, result)
             return result
@@ -647,9 +693,7 @@ class Values(TorchDispatchMode):
         if size <= self.limit * _WIDEST:
             ctypes.memset(tensor.data_ptr(), 0, size)
             return True
-        return bool(
-            self.zero is not None and self.zero(tensor.data_ptr(), size) == 0
-        )
+        return bool(self.zero is not None and self.zero(tensor.data_ptr(), size) == 0)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
@@ -709,9 +753,9 @@ class Values(TorchDispatchMode):
                 if name in ("isnan", "isinf", "isneginf", "isposinf", "eq", "ne"):
                     # Two random numbers are hardly ever equal; the same one always is.
                     same = len(args) > 1 and args[0] is args[1]
-                    _view(tensor).fill_(
-                        (name == "ne") != same if name in ("eq", "ne") else 0
-                    )
+                    value = (name == "ne") != same if name in ("eq", "ne") else False
+                    if value or not self._zeroed([tensor]):
+                        _view(tensor).fill_(value)
                 elif name == "isfinite":
                     _view(tensor).fill_(True)
                 else:
