@@ -107,6 +107,7 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     ta_spin_take(&d->counting);
     d->stats.slow_allocs++;
     ta_spin_drop(&d->counting);
+    ta_partly_used(d);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
     if (status == TA_OUT_OF_MEMORY && !d->plain) {
         for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
@@ -132,6 +133,11 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     if (!status && !arena) {
         if (state) arena = ta_arena_get(d, state, size <= TA_SMALL_MAX, pool);
         if (!arena) status = TA_NO_HOST_MEMORY;
+    }
+    if (!status && atomic_load_explicit(&d->over, memory_order_relaxed)) {
+        uint64_t released = 0;
+        status = ta_pages_give_back(d, ta_limit_of(d, NULL), true, &released);
+        ta_pages_judge(d);
     }
     if (!status && !alloc_mapped(arena, bytes, size, ptr))
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
@@ -177,6 +183,7 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
     if (pools && !(pool = ta_pool_for(d, stream)))
         arena = ta_arena_find(d, ta_stream_key(stream), small);
     if (arena && size <= d->total &&
+        !atomic_load_explicit(&d->over, memory_order_relaxed) &&
         alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
         return TA_OK;
     return alloc_locked(d, arena, state, pool, size, stream, ptr, oom);

@@ -2,15 +2,6 @@
  * exact at every moment, peaks included. Called by block.c and pages.c. */
 #include "count.h"
 
-#include <time.h>
-
-double ta_now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
 static void up(ta_gauge g[3], int kind, uint64_t by)
 {
     ta_gauge_up(&g[TA_POOL_ALL], by);
@@ -41,6 +32,8 @@ uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested)
     up(d->stats.requested, kind, requested);
     up(d->stats.active_blocks, kind, 1);
     up(d->stats.active, kind, bytes);
+    const uint64_t live = d->stats.allocated[TA_POOL_ALL].current;
+    if (live > d->live_peak) d->live_peak = live;
     uint64_t serial = ++d->serial * TA_MAX_DEVICES + (uint64_t)d->ordinal;
     ta_spin_drop(&d->counting);
     return serial;

@@ -114,7 +114,8 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
     if (m == d->spare_marks) d->spare_marks = m->next;
     tick = atomic_fetch_add(&d->tick, 1) + 1;
     ta_status status = ta_call_record(d, s->handle, &m->event);
-    s->capturing = status == TA_NOT_READY;
+    /* A capture of torch's has its pool open, which tells of its end by itself. */
+    s->capturing = status == TA_NOT_READY && !atomic_load(&d->open_count);
     s->foreign = status && status != TA_NOT_READY;
     if (status) {
         if (!move) spare_mark(d, m); /* else it stands for its old point as before */
@@ -168,8 +169,9 @@ static bool device_waitable(ta_device *d)
     return true;
 }
 
-bool ta_stream_waitable(ta_device *d, ta_stream_state *s, uint64_t tick)
+bool ta_stream_waitable(ta_device *d, ta_stream_state *s, uint64_t tick, double most_us)
 {
+    if (most_us < TA_FOREVER_US) return marked(s, tick) && s->slow <= s->passed;
     return marked(s, tick) || device_waitable(d);
 }
 
@@ -187,12 +189,13 @@ static ta_status wait_for_device(ta_device *d, const ta_stream_state *s, uint64_
     return !status && s->passed <= tick ? TA_NOT_READY : status;
 }
 
-ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
+ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick, double most_us)
 {
     const ta_driver *driver = d->allocator->driver;
+    const bool forever = most_us >= TA_FOREVER_US;
     ta_status status = ta_stream_remark(d, s, tick);
     if (status == TA_NOT_READY || status == TA_GONE) return status;
-    if (status) return wait_for_device(d, s, tick);
+    if (status) return forever ? wait_for_device(d, s, tick) : TA_NOT_READY;
     if (s->passed > tick) return TA_OK;
     /* A handle of others may stand for another stream by now, so that a later mark says
      * nothing of an earlier one: one at a time, and the caller looks again. */
@@ -202,7 +205,8 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
     double since = ta_now_us();
     m->waiters++;
     ta_lock_drop(&d->pages);
-    status = driver->event_wait(driver->self, m->event);
+    const uint64_t awaited = m->tick;
+    status = driver->event_wait(driver->self, m->event, most_us);
     ta_lock_take(&d->pages);
     m->waiters--;
     count_wait(d, since);
@@ -212,8 +216,23 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
         tick = m->tick;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
     }
-    if (status && status != TA_GONE) return wait_for_device(d, s, tick);
+    if (status == TA_NOT_READY && awaited > s->slow) s->slow = awaited;
+    if (status && status != TA_GONE)
+        return forever ? wait_for_device(d, s, tick) : TA_NOT_READY;
     return status;
+}
+
+bool ta_streams_pass(ta_device *d, double most_us)
+{
+    const uint64_t tick = atomic_load(&d->tick);
+    for (ta_stream_state *s = d->streams; s; s = s->next) {
+        if (!s->lasts)
+            ta_stream_poll(d, s);
+        else if (s->slow > s->passed || ta_stream_wait(d, s, tick, most_us))
+            return false;
+        if (s->first && s->first->tick <= tick) return false;
+    }
+    return true;
 }
 
 /* Every other device that is used is waited for, one after the other; false where one cannot
@@ -309,12 +328,12 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
         for (ta_use *u = b->uses; u && !stream; u = u->next)
             if (u->stream->passed <= u->tick && u->tick < before &&
-                ta_stream_waitable(d, u->stream, u->tick)) {
+                ta_stream_waitable(d, u->stream, u->tick, TA_FOREVER_US)) {
                 stream = u->stream;
                 tick = u->tick;
             }
     ta_lock_drop(&arena->lock);
-    return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
+    return stream ? ta_stream_wait(d, stream, tick, TA_FOREVER_US) : TA_NOT_READY;
 }
 
 void ta_epoch_destroy(ta_device *d, bool reachable)

@@ -22,6 +22,9 @@ static inline uintptr_t ta_stream_key(ta_stream stream)
 ta_stream_state *ta_stream_meet(ta_device *device, ta_stream stream);
 /* The stream can be named now. Asks as ta_stream_meet does, so the same holds. */
 bool ta_stream_exists(ta_device *device, ta_stream stream);
+/* The longest wait below the cap, where a new page can be made as well: what is waited for
+ * may itself wait for what this thread has yet to launch. */
+#define TA_PATIENCE_US 2e6
 /* Looks which marks the stream has passed since. */
 void ta_stream_poll(ta_device *device, ta_stream_state *stream);
 /* Marks the stream's present point, unless a mark is newer than `tick` already.
@@ -36,10 +39,18 @@ void ta_stream_mark_free(ta_device *device, ta_stream_state *stream, uint64_t ti
  * by then and are not named: TA_UNSUPPORTED, and only the device can be waited for. */
 ta_status ta_stream_remark(ta_device *device, ta_stream_state *stream, uint64_t tick);
 /* Something can be waited for now that has the stream pass what was freed at `tick`. */
-bool ta_stream_waitable(ta_device *device, ta_stream_state *stream, uint64_t tick);
+bool ta_stream_waitable(ta_device *device, ta_stream_state *stream, uint64_t tick,
+                        double most_us);
 /* Waits, with `pages` dropped meanwhile, until the stream has passed what was freed at
- * `tick`. TA_NOT_READY where that cannot be waited for now. */
-ta_status ta_stream_wait(ta_device *device, ta_stream_state *stream, uint64_t tick);
+ * `tick`. TA_NOT_READY where that cannot be waited for now, or not so shortly: then the
+ * stream is slow, and no short wait is tried before it has passed that point. Less than
+ * TA_FOREVER_US never means a wait for the device: work there may itself wait for what this
+ * thread has yet to launch. */
+ta_status ta_stream_wait(ta_device *device, ta_stream_state *stream, uint64_t tick,
+                         double most_us);
+/* Waits, so long at most for each, until every known stream has passed this point; false
+ * where one does not or cannot be known to. */
+bool ta_streams_pass(ta_device *device, double most_us);
 /* Waits for the whole device, with `pages` dropped meanwhile; TA_NOT_READY while a capture
  * is open. Everything freed before has passed then. */
 ta_status ta_device_wait(ta_device *device);

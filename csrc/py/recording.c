@@ -45,10 +45,12 @@ PyObject *ta_py_record_start(PyObject *self, PyObject *args)
     }
     char error[TA_RECORD_ERROR] = "";
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS ta_stats stats;
+    Py_BEGIN_ALLOW_THREADS
+    ta_stats stats;
     ta_get_stats(allocator, 0, &stats);
     status = start_recording(allocator, name, stats.page_bytes, error);
-    Py_END_ALLOW_THREADS Py_DECREF(path);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(path);
     if (status != TA_OK) return ta_raise(status, error);
     Py_RETURN_NONE;
 }
@@ -60,13 +62,14 @@ PyObject *ta_py_record_stop(PyObject *self, PyObject *args)
     ta_record_result result;
     memset(&result, 0, sizeof result);
     ta_status status = TA_OK;
-    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
     ta_recorder *running = recorder;
     recorder = NULL;
     pthread_mutex_unlock(&lock);
     if (running != NULL) status = ta_record_stop(running, &result);
-    Py_END_ALLOW_THREADS if (status != TA_OK &&
-                             status != TA_FORKED) return ta_raise(status, result.error);
+    Py_END_ALLOW_THREADS
+    if (status != TA_OK && status != TA_FORKED) return ta_raise(status, result.error);
     return Py_BuildValue("{s:K,s:K}", "lines", (unsigned long long)result.lines, "bytes",
                          (unsigned long long)result.bytes);
 }
@@ -80,13 +83,15 @@ PyObject *ta_py_history_start(PyObject *self, PyObject *args)
     ta_allocator *allocator = ta_need_allocator();
     if (allocator == NULL) return NULL;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
     if (history != NULL)
         status = ta_history_set_limit(history, limit);
     else
         status = ta_history_start(allocator, limit, &history);
     pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS return ta_none_or_raise(status);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status);
 }
 
 PyObject *ta_py_history_stop(PyObject *self, PyObject *args)
@@ -94,11 +99,13 @@ PyObject *ta_py_history_stop(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     ta_status status = TA_OK;
-    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
     if (history != NULL) status = ta_history_stop(history);
     history = NULL;
     pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
 }
 
 static const char *const kinds[] = {
@@ -147,8 +154,10 @@ PyObject *ta_py_history(PyObject *self, PyObject *args)
     (void)args;
     size_t count = 0;
     ta_history_entry *entries;
-    Py_BEGIN_ALLOW_THREADS entries = copy_history(&count);
-    Py_END_ALLOW_THREADS if (entries == NULL && count > 0) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    entries = copy_history(&count);
+    Py_END_ALLOW_THREADS
+    if (entries == NULL && count > 0) return PyErr_NoMemory();
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
         PyObject *event = event_object(&entries[i]);
@@ -239,9 +248,10 @@ PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
     ta_trace_error error;
     memset(&error, 0, sizeof error);
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        ta_replay_text(text, (size_t)length, &options, result, &error);
-    Py_END_ALLOW_THREADS PyObject *answer;
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_replay_text(text, (size_t)length, &options, result, &error);
+    Py_END_ALLOW_THREADS
+    PyObject *answer;
     if (status == TA_OK)
         answer = figures(result);
     else if (status == TA_INVALID && error.reason[0] != '\0')

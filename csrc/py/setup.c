@@ -68,11 +68,12 @@ PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names)
     config.fallback = fallback != 0;
     config.page_bytes = page_bytes;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_process_create(&config);
-    Py_END_ALLOW_THREADS if (status == TA_INVALID &&
-                             ta_process_allocator() !=
-                                 NULL) return ta_raise(status, "the process has its "
-                                                               "allocator already");
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_process_create(&config);
+    Py_END_ALLOW_THREADS
+    if (status == TA_INVALID && ta_process_allocator() != NULL)
+        return ta_raise(status, "the process has its "
+                                "allocator already");
     return ta_none_or_raise(status);
 }
 
@@ -95,8 +96,10 @@ PyObject *ta_py_driver_problem(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     const char *problem;
-    Py_BEGIN_ALLOW_THREADS problem = ta_cuda_problem();
-    Py_END_ALLOW_THREADS if (problem[0] == '\0') Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    problem = ta_cuda_problem();
+    Py_END_ALLOW_THREADS
+    if (problem[0] == '\0') Py_RETURN_NONE;
     return PyUnicode_FromString(problem);
 }
 
@@ -123,8 +126,10 @@ PyObject *ta_py_probe(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "i:probe", &device)) return NULL;
     ta_cuda_facts facts;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_cuda_probe(device, &facts);
-    Py_END_ALLOW_THREADS PyObject *dict = PyDict_New();
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_cuda_probe(device, &facts);
+    Py_END_ALLOW_THREADS
+    PyObject *dict = PyDict_New();
     if (dict == NULL) return NULL;
     const char *reason = ta_cuda_problem();
     if (status != TA_OK && reason[0] == '\0') reason = ta_status_text(status);
@@ -157,8 +162,10 @@ PyObject *ta_py_torch_install(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
-    Py_BEGIN_ALLOW_THREADS ta_vtable_install();
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    ta_vtable_install();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 PyObject *ta_py_torch_status(PyObject *self, PyObject *args)

@@ -17,6 +17,8 @@ from .sizes import format_size
 
 __all__ = ["Finding", "Report", "examine"]
 
+_PAGE = 4 << 20  # bytes; the library's default
+_CUDNN = 90800  # the first that answers for a card that is only described
 _SIGNS = {"good": "ok", "note": "--", "bad": "NO"}
 
 
@@ -78,6 +80,7 @@ def examine() -> Report:
     if library is not None:
         _devices(report, library)
     _environment(report)
+    _rehearsal(report)
     return report
 
 
@@ -154,6 +157,50 @@ def _torch(report: Report, library: Any) -> None:
         _status(report, library.torch_status())
 
 
+def _rehearsal(report: Report) -> None:
+    """What a rehearsal would have here; nothing of it speaks against the arena."""
+    from .rehearsal import isolation, library
+
+    what = "rehearsal"
+    facts: dict[str, Any] = {"built": True}
+    report.facts["rehearsal"] = facts
+    try:
+        library()
+    except FileNotFoundError as error:
+        facts["built"] = False
+        report.add(what, "note", f"none: {error}")
+        return
+    files = isolation.status()
+    facts["files"] = files.mechanism
+    report.add(what, "good" if files.mechanism == "layer" else "note", files.text)
+    torch = sys.modules.get("torch")
+    if torch is None or torch.version.cuda is None:
+        report.add(what, "note", "none without a torch that is built with CUDA")
+        return
+    try:
+        version = torch.backends.cudnn.version()
+    except RuntimeError as error:  # of another version than torch was built with
+        version, problem = None, f" ({str(error).splitlines()[0]})"
+    else:
+        problem = ""
+    facts["cudnn"] = version
+    if version is None:
+        text = f"no libcudnn{problem}: workspaces of convolutions would be guesses"
+    elif version < _CUDNN:
+        text = f"cuDNN {_spelt(version)} describes no card: 9.8 does, older ones' workspaces "
+        text += "of convolutions are guesses"
+    else:
+        text = f"workspaces of convolutions come from cuDNN {_spelt(version)} itself"
+    good = version is not None and version >= _CUDNN
+    report.add(what, "good" if good else "note", text)
+
+
+def _spelt(version: int) -> str:
+    """cuDNN's number in its usual form, 91900 being 9.19.0."""
+    thousands = 10000 if version >= 90000 else 1000
+    return f"{version // thousands}.{version % thousands // 100}.{version % 100}"
+
+
 def _status(report: Report, status: dict[str, str]) -> None:
     """What the library found of torch's own: what it throws, asks and mends."""
     report.facts["torch_status"] = status
@@ -183,21 +230,31 @@ def _device(report: Report, library: Any, index: int) -> dict[str, Any]:
     facts: dict[str, Any] = dict(library.probe(index))
     what = f"device {index}"
     name = f"{facts['name']}, {format_size(facts['total'])}"
+    wanted = _settings()
     if facts["vmm"]:
         granularity = format_size(facts["granularity"])
         report.add(what, "good", f"{name}: virtual memory in units of {granularity}")
     else:
         report.add(
             what,
-            "bad",
+            "note" if wanted.get("fallback") else "bad",
             f"{name}: no virtual memory management"
             + (" under WSL2" if facts["wsl2"] else "")
-            + "; enable(fallback=True) takes plain driver allocations",
+            + (
+                "; plain driver allocations are taken, as TORCHARENA_FALLBACK allows"
+                if wanted.get("fallback")
+                else "; enable(fallback=True) takes plain driver allocations"
+            ),
         )
+    facts["would"] = _plan(facts, wanted)
+    report.add(what, "good", facts["would"])
     if facts["mig"]:
         report.add(
             what, "note", "a MIG slice: its memory is the slice's, caps count in it"
         )
+    if "GeForce" in facts["name"]:
+        text = "a GeForce: a desktop on it takes memory besides, of which a cap knows nothing"
+        report.add(what, "note", text)
     if facts["wsl2"]:
         report.add(what, "note", "WSL2: Windows shares the card, free memory may shrink")
     report.add(
@@ -213,6 +270,29 @@ def _device(report: Report, library: Any, index: int) -> dict[str, Any]:
     if facts["context"]:
         report.add(what, "note", "a CUDA context exists in this process already")
     return facts
+
+
+def _settings() -> dict[str, Any]:
+    """Those of the environment; none where it makes no sense, which `_environment` tells."""
+    try:
+        return settings.from_environment()
+    except ValueError:
+        return {}
+
+
+def _plan(facts: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What the allocator would do on this device."""
+    page = wanted.get("page") or max(_PAGE, facts["granularity"])
+    total = facts["total"]
+    cap, source = wanted.get("limit"), "TORCHARENA_LIMIT"
+    if cap is None:
+        allowed = f"no cap, so up to all of {format_size(total)}"
+    else:
+        bytes_ = min(cap.resolve(total), total) // page * page
+        allowed = f"cap {format_size(bytes_)} by {source}, the CUDA context on top"
+    if not facts["vmm"]:
+        return f"would take ranges of the driver's; {allowed}"
+    return f"would take pages of {format_size(page)}; {allowed}"
 
 
 def _environment(report: Report) -> None:

@@ -282,7 +282,7 @@ TEST(faults)
     CHECK_EQ(d->event_destroy(sim, e), TA_GONE);
     CHECK_EQ(d->event_record(sim, e, 0, 0), TA_GONE);
     CHECK_EQ(d->event_query(sim, e), TA_GONE);
-    CHECK_EQ(d->event_wait(sim, e), TA_GONE);
+    CHECK_EQ(d->event_wait(sim, e, TA_FOREVER_US), TA_GONE);
     CHECK_EQ(d->is_capturing(sim, 0, 0, &yes), TA_GONE);
     CHECK_EQ(d->device_wait(sim, 0), TA_GONE);
     CHECK_EQ(ta_sim_calls(sim, TA_SIM_CALL_COUNT), before + TA_SIM_CALL_COUNT);
@@ -369,7 +369,7 @@ TEST(events_pass_in_order)
     CHECK_EQ(ta_sim_stream_query(sim, 0, other), TA_NOT_READY);
     CHECK_EQ(ta_sim_launch(sim, 0, other, NULL, 0, 5000), TA_OK);
     CHECK_EQ(d->event_record(sim, c, 0, other), TA_OK);
-    CHECK_EQ(d->event_wait(sim, a), TA_OK);
+    CHECK_EQ(d->event_wait(sim, a, TA_FOREVER_US), TA_OK);
     CHECK_EQ(d->event_query(sim, a), TA_OK);
     CHECK_EQ(d->event_query(sim, b), TA_NOT_READY);
     CHECK_EQ(ta_sim_event_elapsed(sim, a, b, &ms), TA_NOT_READY);
@@ -411,7 +411,7 @@ TEST(legacy_stream_waits_for_blocking_ones)
     ta_sim_launch(sim, 0, NULL, NULL, 0, 100);   /* after blocking */
     ta_sim_launch(sim, 0, second, NULL, 0, 100); /* after that */
     CHECK_EQ(d->event_record(sim, e, 0, second), TA_OK);
-    CHECK_EQ(d->event_wait(sim, e), TA_OK);
+    CHECK_EQ(d->event_wait(sim, e, TA_FOREVER_US), TA_OK);
     CHECK(ta_sim_now_us(sim) > 299 && ta_sim_now_us(sim) < 301);
     /* The per-thread stream is a blocking one. */
     ta_sim_launch(sim, 0, NULL, NULL, 0, 100);
@@ -549,7 +549,7 @@ static bool survives(int mode, int call)
     case 1:
         d->enter(sim, 0, saved);
         status = d->event_query(sim, e);
-        if (status == TA_NOT_READY) status = d->event_wait(sim, e);
+        if (status == TA_NOT_READY) status = d->event_wait(sim, e, TA_FOREVER_US);
         d->leave(sim, 0, saved);
         break;
     case 2:
@@ -652,7 +652,7 @@ static void *work(void *context)
         w->wrong += d->set_access(w->sim, addr, P2, &zero, 1) != TA_OK;
         w->wrong += ta_sim_fill(w->sim, 0, mine, addr, w->number, 4096) != TA_OK;
         w->wrong += d->event_record(w->sim, e, 0, mine) != TA_OK;
-        w->wrong += d->event_wait(w->sim, e) != TA_OK;
+        w->wrong += d->event_wait(w->sim, e, TA_FOREVER_US) != TA_OK;
         w->wrong += *(uint8_t *)(uintptr_t)(addr + 4095) != w->number;
         w->wrong += d->unmap(w->sim, addr, P2) != TA_OK;
         w->wrong += d->release(w->sim, h, P2) != TA_OK;

@@ -71,6 +71,8 @@ def test_the_nearest_name_is_offered() -> None:
         ("TORCHARENA_ENABLE", "maybe"),
         ("TORCHARENA_RECORD", ""),
         ("TORCHARENA_PAGE", "3MiB"),
+        ("TORCHARENA_PAGE", "6MiB"),
+        ("TORCHARENA_PAGE", "512MiB"),
         ("TORCHARENA_PAGE", "50%"),
         ("TORCHARENA_SLACK", ""),
         ("TORCHARENA_SLACK", "0.99"),

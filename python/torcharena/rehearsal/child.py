@@ -25,12 +25,15 @@ from typing import Any
 
 from . import places
 
-__all__ = ["JOB", "Job", "prepare"]
+__all__ = ["JOB", "STOP", "Job", "prepare"]
 
 JOB = "TORCHARENA_REHEARSAL_JOB"
+STOP = "stop"  # the file in the job's folder that says that another rank has failed
+_LOOK_EVERY = 0.25  # seconds
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
 _WRITE_EVERY = 1.0  # seconds
+_KEPT = 1 << 20  # bytes up to which copies are made where no values are computed
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Job:
     values_limit: int | None = None
     world_size: int | None = None  # one process stands for rank `rank` of so many
     rank: int = 0
+    ranks: int = 1  # so many ranks, from 0, are processes of one node (`--ranks all`)
     places: bool = False  # find out what holds the peak
     peak_step: int | None = None  # the step in which it is known to stand
 
@@ -130,13 +134,21 @@ class Watch:
         if self.job.world_size is not None:
             from . import alone
 
-            alone.install(self.job.world_size, self.job.rank)
+            rank = self.job.rank
+            if self.job.ranks > 1:
+                rank = int(os.environ["RANK"])
+            alone.install(self.job.world_size, rank, self.job.ranks)
         if self.job.values:
             from .values import Values
 
             limit = self.job.values_limit
             self.mode = Values(limit=limit, seed=self.job.seed)
             self.mode.__enter__()
+        else:
+            _keep_no_contents()
+        from . import compiling
+
+        compiling.install()
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
@@ -260,13 +272,24 @@ class Watch:
 
     # --- the end ----------------------------------------------------------------------------
     def wait(self) -> None:
-        """The thread: writes what is known when the time is up, and ends the process."""
-        deadline = self.job.deadline
-        if deadline is None:
+        """The thread: writes what is known when the time is up, or another rank has failed,
+        and ends the process."""
+        deadline, several = self.job.deadline, self.job.ranks > 1
+        if deadline is None and not several:
             return
-        if self.over.wait(max(0.0, deadline - time.time())) or os.getpid() != self.pid:
-            return
-        self.ended = "timeout"
+        stop = os.path.join(self.job.folder, STOP)
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.time())
+            if several:
+                left = _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)
+            if self.over.wait(left) or os.getpid() != self.pid:
+                return
+            if deadline is not None and time.time() >= deadline:
+                self.ended = "timeout"
+                break
+            if several and os.path.exists(stop):
+                self.ended = "stopped"
+                break
         self.write(last=True, stack=self.stack(None))
         _flush()
         os._exit(124)
@@ -424,26 +447,32 @@ def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
     return found[::-1]
 
 
+def _keep_no_contents() -> None:
+    """Nobody computes with them: large copies within the device need not be made."""
+    with contextlib.suppress(AttributeError, OSError):
+        skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
+        skip.argtypes, skip.restype = [ctypes.c_size_t], None
+        skip(_KEPT)
+
+
 def _workspaces() -> dict[str, Any] | None:
-    """cuDNN's workspaces: from the real libcudnn or guessed, and the largest of each, bytes.
-    None where the program asked for none."""
+    """Workspaces by where their sizes come from, and the largest of each, bytes: told by the
+    real libcudnn, measured, or guessed, which is a stated default. ``why`` libcudnn is not
+    asked. None where the program asked for none."""
     try:
         ask = ctypes.CDLL(None).ta_simcuda_workspaces
     except (AttributeError, OSError):
         return None
-    counts = (ctypes.c_uint64 * 4)()
+    counts = (ctypes.c_uint64 * 6)()
     ask.restype = ctypes.c_char_p
     why = ask(counts)
-    told, guessed, largest_told, largest_guessed = counts
-    if not told and not guessed:
+    if not any(counts[::2]):
         return None
-    return {
-        "told": told,
-        "guessed": guessed,
-        "largest_told": largest_told,
-        "largest_guessed": largest_guessed,
-        "why": (why or b"").decode(errors="replace"),
-    }
+    found: dict[str, Any] = {}
+    for place, kind in enumerate(("told", "measured", "guessed")):
+        found[kind] = counts[2 * place]
+        found[f"largest_{kind}"] = counts[2 * place + 1]
+    return {**found, "why": (why or b"").decode(errors="replace")}
 
 
 def _flush() -> None:

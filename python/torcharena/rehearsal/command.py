@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = options.allocator
     try:
         command = launch.command_of(options.program, options.module)
+        if launch.is_launcher(options.program):
+            _starts_ranks_itself(options)
         chosen = Options(
             gpu=options.gpu,
             gpus=options.gpus,
@@ -49,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             values_limit=options.values_limit,
             world_size=options.world_size,
             rank=options.rank,
+            ranks=options.ranks,
             record=options.record,
             keep_files=options.keep_files,
+            share=tuple(map(_folder, options.share)),
         )
         if options.record is not None:
             _can_record(options.record, asked)
@@ -73,6 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report.exit_code
 
 
+def _starts_ranks_itself(options: argparse.Namespace) -> None:
+    for name, given in (
+        ("--ranks", options.ranks),
+        ("--world-size", options.world_size),
+        ("--rank", options.rank),
+    ):
+        if given:
+            raise ValueError(
+                f"{name}: {options.program} starts the ranks itself; give the script alone, "
+                f"or {options.program} without {name}"
+            )
+
+
 def _refused(text: str) -> int:
     print(f"torcharena rehearse: {text}", file=sys.stderr)
     return 2
@@ -92,6 +109,13 @@ def _limit(size: sizes.Size | None, gpu: str) -> int | None:
     if size is None:
         return None
     return size.resolve(cards.find(gpu).memory)
+
+
+def _folder(path: str) -> str:
+    found = os.path.realpath(path)
+    if not os.path.isdir(found):
+        raise ValueError(f"--share {path}: there is no such folder")
+    return found
 
 
 def _can_record(path: str, allocator: str) -> None:
@@ -184,6 +208,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--rank", type=_count(0, 1 << 20), default=0, metavar="N", help="which (0)")
     add(
+        "--ranks",
+        choices=("all",),
+        help="all: the ranks of one node, as processes on --gpus N devices; no launcher",
+    )
+    add(
         "--limit",
         type=_argument(_size),
         metavar="SIZE",
@@ -229,6 +258,13 @@ def parser() -> argparse.ArgumentParser:
         help="keep the arena's trace: x.trace.xz, .gz or plain",
     )
     add("--keep-files", metavar="DIR", help="keep what the program writes, there")
+    add(
+        "--share",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="let it write below DIR in earnest; may be given several times",
+    )
     add("--json", action="store_true", help="one object, on the last line")
     add("-m", dest="module", action="store_true", help="the program is a module")
     add("program", nargs="?", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-/* test_review_core.c - what a review of the core found, beside its waits: forks while a
+/* test_edges.c - what a review of the core found, beside its waits: forks while a
  * device is opened, a look at a stream's life that throws, streams of threads, stray frees, pools
  * without memory.
  *
@@ -43,7 +43,7 @@ static ta_status hooked_enter(void *self, int device, uintptr_t saved[2])
         hook.child = child_is_told(hook.allocator);
     return hook.sim->enter(self, device, saved);
 }
-static ta_status hooked_wait(void *self, ta_event event)
+static ta_status hooked_wait(void *self, ta_event event, double most_us)
 {
     held h;
     hook.waits++;
@@ -55,7 +55,7 @@ static ta_status hooked_wait(void *self, ta_event event)
             ta_free(w->allocator, h.at);
         }
     }
-    return hook.sim->event_wait(self, event);
+    return hook.sim->event_wait(self, event, most_us);
 }
 
 static ta_stream_life lasting(void *context, int device, ta_stream stream)

@@ -1,4 +1,4 @@
-/* test_review_wait.c - waits and looks that must not miss memory that is there.
+/* test_waits.c - waits and looks that must not miss memory that is there.
  *
  * The driver's table is that of the simulated machine with some calls looked at, failed or
  * used to do what another thread might do just then. All streams last unless a test says
@@ -29,9 +29,9 @@ static ta_status hooked_query(void *self, ta_event event)
     if (hook.not_ready && hook.not_ready--) return TA_NOT_READY;
     return hook.sim->event_query(self, event);
 }
-static ta_status hooked_wait(void *self, ta_event event)
+static ta_status hooked_wait(void *self, ta_event event, double most_us)
 {
-    return hook.fail_wait ? TA_DRIVER : hook.sim->event_wait(self, event);
+    return hook.fail_wait ? TA_DRIVER : hook.sim->event_wait(self, event, most_us);
 }
 static ta_status hooked_access(void *self, uint64_t addr, uint64_t size,
                                const int *devices, int count)
