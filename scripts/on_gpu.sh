@@ -2,15 +2,19 @@
 # Installs the package on a machine with a GPU, runs its tests there and measures it.
 #
 #   scripts/on_gpu.sh FOLDER [--parts tests,latency,fixed,loops] [--repeat N] [--loops a,b]
-#                            [--seconds S] [--python PYTHON]
+#                            [--programs a,b] [--again] [--seconds S] [--python PYTHON]
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), two (two GPUs: its tests and its table; needs two). Default: the
-# first four. All of it ends within S seconds (550): a part gets at most what it is given
-# below, and no more than is left. Exit code 1 where a part failed. On the two-GPU machine:
+# loops, N runs of each), two (two GPUs: its tests and its table; needs two), truth (what
+# a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
+# of all --again). Default: the first four. All of it ends within S seconds (550): a part gets
+# at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
+# the two-GPU machine, and for the truth that rehearsals are held against:
 #
 #   scripts/on_gpu.sh FOLDER --parts two
+#   scripts/on_gpu.sh FOLDER --parts truth
+#   python -m benchmarks.truths --merge FOLDER/truth.jsonl      (anywhere, afterwards)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,13 +22,19 @@ usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [[ $# -ge 1 && $1 != -* ]] || usage
 folder=$1
 shift
-parts=tests,latency,fixed,loops repeat=1 loops= seconds=550 python=python3
+parts=tests,latency,fixed,loops repeat=1 loops= programs= again= seconds=550 python=python3
 while (($#)); do
+    if [[ $1 == --again ]]; then
+        again=--again
+        shift
+        continue
+    fi
     (($# >= 2)) || usage
     case $1 in
         --parts) parts=$2 ;;
         --repeat) repeat=$2 ;;
         --loops) loops=$2 ;;
+        --programs) programs=$2 ;;
         --seconds) seconds=$2 ;;
         --python) python=$2 ;;
         *) usage ;;
@@ -105,6 +115,16 @@ for name in ${parts//,/ }; do
             part two 250 "$python" -m benchmarks.two_gpus --timeout 60 \
                 --out "$folder/two.json"
             grep -v '^{' "$folder/two.log"
+            ;;
+        truth)
+            part context 100 "$python" -m benchmarks.context --out "$folder/context.json"
+            cat "$folder/context.log"
+            # A row is in the file as soon as it is measured; none is begun too late to end.
+            part truth 520 "$python" -m benchmarks.truths --out "$folder/truth.jsonl" \
+                --seconds "$((seconds - SECONDS - 45))" --timeout 120 $again \
+                --record "$folder/traces" \
+                ${programs:+--programs "$programs"}
+            cat "$folder/truth.log"
             ;;
         *) say "$name: no such part" && status=1 ;;
     esac

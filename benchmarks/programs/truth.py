@@ -1,7 +1,7 @@
 """Imported first by a program here: prints its peak bytes as one line of JSON at exit.
 
 On a GPU these lines are the truth that rehearsals are held against
-(benchmarks/results/truth-h200.jsonl); see benchmarks/rehearsals.py."""
+(benchmarks/results/truth-h200.jsonl); see benchmarks/truths.py."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ import torch
 
 # Words that tell this run from others of the same program: a loop's name.
 variant = ""
+# Whose version may change what a program asks for.
+LIBRARIES = (
+    "torchvision",
+    "transformers",
+    "timm",
+    "peft",
+    "accelerate",
+    "torch_geometric",
+)
 
 
 @atexit.register
@@ -41,5 +50,12 @@ def _tell() -> None:
         "reserved": peak("reserved"),
         "allocations": stats.get("allocation.all.allocated"),
         "retries": stats.get("num_alloc_retries"),
+        "libraries": {
+            name: getattr(sys.modules[name], "__version__", None)
+            for name in LIBRARIES
+            if name in sys.modules
+        },
     }
+    if "TORCHARENA_SIM_DIR" in os.environ:
+        found["simulated"] = True
     print("TRUTH " + json.dumps(found), flush=True)

@@ -1,7 +1,8 @@
 /* cublas.c - cuBLAS and cuBLASLt.
  *
  * Called by PyTorch. Nothing is computed: a function that would launch kernels queues work on
- * its handle's stream. Workspaces are PyTorch's own, from its allocator. cuBLASLt finds one
+ * its handle's stream, answers 0 on the host, and leaves the status that all went well.
+ * Workspaces are PyTorch's own, from its allocator. cuBLASLt finds one
  * algorithm that needs none. Thread-safe as cuBLAS is: one handle, one thread. */
 #include <stdlib.h>
 #include <string.h>
@@ -124,56 +125,179 @@ TA_EXPORT int cublasGetVectorAsync(int count, int size, const void *from, int fr
 }
 
 /* --- what computes: queued ---------------------------------------------------------------------- */
-/* clang-format off */
-#define KERNELS(X)                                                                                  \
-    X(cublasCaxpy_v2) X(cublasCcopy_v2) X(cublasCdotc_v2) X(cublasCdotu_v2)                 \
-    X(cublasCgelsBatched) X(cublasCgemmBatched) X(cublasCgemmStridedBatched)                \
-    X(cublasCgemm_v2) X(cublasCgemv_v2) X(cublasCgeqrfBatched) X(cublasCgerc_v2)            \
-    X(cublasCgeru_v2) X(cublasCgetrfBatched) X(cublasCgetrsBatched) X(cublasChemm_v2)       \
-    X(cublasChemv_v2) X(cublasCher2_v2) X(cublasCher2k_v2) X(cublasCher_v2)                 \
-    X(cublasCherk_v2) X(cublasCrot_v2) X(cublasCrotg_v2) X(cublasCscal_v2)                  \
-    X(cublasCsrot_v2) X(cublasCsscal_v2) X(cublasCswap_v2) X(cublasCsymm_v2)                \
-    X(cublasCsymv_v2) X(cublasCsyr2_v2) X(cublasCsyr2k_v2) X(cublasCsyr_v2)                 \
-    X(cublasCsyrk_v2) X(cublasCtrmm_v2) X(cublasCtrmv_v2) X(cublasCtrsmBatched)             \
-    X(cublasCtrsm_v2) X(cublasCtrsv_v2) X(cublasDasum_v2) X(cublasDaxpy_v2)                 \
-    X(cublasDcopy_v2) X(cublasDdot_v2) X(cublasDgelsBatched) X(cublasDgemmBatched)          \
-    X(cublasDgemmStridedBatched) X(cublasDgemm_v2) X(cublasDgemv_v2)                        \
-    X(cublasDgeqrfBatched) X(cublasDger_v2) X(cublasDgetrfBatched)                          \
-    X(cublasDgetrsBatched) X(cublasDnrm2_v2) X(cublasDotEx) X(cublasDrot_v2)                \
-    X(cublasDrotg_v2) X(cublasDrotm_v2) X(cublasDrotmg_v2) X(cublasDscal_v2)                \
-    X(cublasDswap_v2) X(cublasDsymm_v2) X(cublasDsymv_v2) X(cublasDsyr2_v2)                 \
-    X(cublasDsyr2k_v2) X(cublasDsyr_v2) X(cublasDsyrk_v2) X(cublasDtrmm_v2)                 \
-    X(cublasDtrmv_v2) X(cublasDtrsmBatched) X(cublasDtrsm_v2) X(cublasDtrsv_v2)             \
-    X(cublasDzasum_v2) X(cublasDznrm2_v2) X(cublasGemmEx) X(cublasGemmStridedBatchedEx)     \
-    X(cublasIcamax_v2) X(cublasIcamin_v2) X(cublasIdamax_v2) X(cublasIdamin_v2)             \
-    X(cublasIsamax_v2) X(cublasIsamin_v2) X(cublasIzamax_v2) X(cublasIzamin_v2)             \
-    X(cublasSasum_v2) X(cublasSaxpy_v2) X(cublasScasum_v2) X(cublasScnrm2_v2)               \
-    X(cublasScopy_v2) X(cublasSdot_v2) X(cublasSgelsBatched) X(cublasSgemmBatched)          \
-    X(cublasSgemmEx) X(cublasSgemmStridedBatched) X(cublasSgemm_v2) X(cublasSgemv_v2)       \
-    X(cublasSgeqrfBatched) X(cublasSger_v2) X(cublasSgetrfBatched)                          \
-    X(cublasSgetrsBatched) X(cublasSnrm2_v2) X(cublasSrot_v2) X(cublasSrotg_v2)             \
-    X(cublasSrotm_v2) X(cublasSrotmg_v2) X(cublasSscal_v2) X(cublasSswap_v2)                \
-    X(cublasSsymm_v2) X(cublasSsymv_v2) X(cublasSsyr2_v2) X(cublasSsyr2k_v2)                \
-    X(cublasSsyr_v2) X(cublasSsyrk_v2) X(cublasStrmm_v2) X(cublasStrmv_v2)                  \
-    X(cublasStrsmBatched) X(cublasStrsm_v2) X(cublasStrsv_v2) X(cublasZaxpy_v2)             \
-    X(cublasZcopy_v2) X(cublasZdotc_v2) X(cublasZdotu_v2) X(cublasZdrot_v2)                 \
-    X(cublasZdscal_v2) X(cublasZgelsBatched) X(cublasZgemmBatched)                          \
-    X(cublasZgemmStridedBatched) X(cublasZgemm_v2) X(cublasZgemv_v2)                        \
-    X(cublasZgeqrfBatched) X(cublasZgerc_v2) X(cublasZgeru_v2) X(cublasZgetrfBatched)       \
-    X(cublasZgetrsBatched) X(cublasZhemm_v2) X(cublasZhemv_v2) X(cublasZher2_v2)            \
-    X(cublasZher2k_v2) X(cublasZher_v2) X(cublasZherk_v2) X(cublasZrot_v2)                  \
-    X(cublasZrotg_v2) X(cublasZscal_v2) X(cublasZswap_v2) X(cublasZsymm_v2)                 \
-    X(cublasZsymv_v2) X(cublasZsyr2_v2) X(cublasZsyr2k_v2) X(cublasZsyr_v2)                 \
-    X(cublasZsyrk_v2) X(cublasZtrmm_v2) X(cublasZtrmv_v2) X(cublasZtrsmBatched)             \
-    X(cublasZtrsm_v2) X(cublasZtrsv_v2)
-/* clang-format on */
-#define X(name)                                                                          \
-    TA_EXPORT int name(const ta_sc_handle *handle)                                       \
+static int launched(const ta_sc_handle *handle)
+{
+    return of(ta_sc_handle_launch(handle));
+}
+#define KERNEL(name)                                                                     \
+    TA_EXPORT int name(const ta_sc_handle *handle) { return launched(handle); }
+#define EVERY_TYPE(T)                                                                    \
+    KERNEL(cublas##T##axpy_v2)                                                           \
+    KERNEL(cublas##T##copy_v2)                                                           \
+    KERNEL(cublas##T##gemmBatched)                                                       \
+    KERNEL(cublas##T##gemmStridedBatched)                                                \
+    KERNEL(cublas##T##gemm_v2)                                                           \
+    KERNEL(cublas##T##gemv_v2)                                                           \
+    KERNEL(cublas##T##rot_v2)                                                            \
+    KERNEL(cublas##T##scal_v2)                                                           \
+    KERNEL(cublas##T##swap_v2)                                                           \
+    KERNEL(cublas##T##symm_v2)                                                           \
+    KERNEL(cublas##T##symv_v2)                                                           \
+    KERNEL(cublas##T##syr2_v2)                                                           \
+    KERNEL(cublas##T##syr2k_v2)                                                          \
+    KERNEL(cublas##T##syr_v2)                                                            \
+    KERNEL(cublas##T##syrk_v2)                                                           \
+    KERNEL(cublas##T##trmm_v2)                                                           \
+    KERNEL(cublas##T##trmv_v2)                                                           \
+    KERNEL(cublas##T##trsmBatched)                                                       \
+    KERNEL(cublas##T##trsm_v2)                                                           \
+    KERNEL(cublas##T##trsv_v2)
+#define REAL(T)                                                                          \
+    KERNEL(cublas##T##ger_v2)                                                            \
+    KERNEL(cublas##T##rotm_v2)
+#define COMPLEX(T)                                                                       \
+    KERNEL(cublas##T##gerc_v2)                                                           \
+    KERNEL(cublas##T##geru_v2)                                                           \
+    KERNEL(cublas##T##hemm_v2)                                                           \
+    KERNEL(cublas##T##hemv_v2)                                                           \
+    KERNEL(cublas##T##her2_v2)                                                           \
+    KERNEL(cublas##T##her2k_v2)                                                          \
+    KERNEL(cublas##T##her_v2)                                                            \
+    KERNEL(cublas##T##herk_v2)
+EVERY_TYPE(S)
+EVERY_TYPE(D)
+EVERY_TYPE(C)
+EVERY_TYPE(Z)
+REAL(S)
+REAL(D)
+COMPLEX(C)
+COMPLEX(Z)
+KERNEL(cublasCsrot_v2)
+KERNEL(cublasZdrot_v2)
+KERNEL(cublasCsscal_v2)
+KERNEL(cublasZdscal_v2)
+KERNEL(cublasSgemmEx)
+KERNEL(cublasGemmEx)
+KERNEL(cublasGemmStridedBatchedEx)
+
+/* --- what answers: numbers on the host, by the handle's mode, are written ------------------------ */
+/* An answer of `size` bytes: 0, where the host is to have it. */
+static int answer(const ta_sc_handle *handle, void *result, size_t size)
+{
+    if (handle && handle->pointer_mode == 0 && result) memset(result, 0, size);
+    return launched(handle);
+}
+#define DOT(name, size)                                                                  \
+    TA_EXPORT int name(const ta_sc_handle *handle, int n, void *x, int step, void *y,    \
+                       int other, void *result)                                          \
     {                                                                                    \
-        return of(ta_sc_handle_launch(handle));                                          \
+        (void)n, (void)x, (void)step, (void)y, (void)other;                              \
+        return answer(handle, result, size);                                             \
     }
-KERNELS(X)
-#undef X
+#define OF_ONE(name, size)                                                               \
+    TA_EXPORT int name(const ta_sc_handle *handle, int n, void *x, int step,             \
+                       void *result)                                                     \
+    {                                                                                    \
+        (void)n, (void)x, (void)step;                                                    \
+        return answer(handle, result, size);                                             \
+    }
+/* A rotation that turns nothing: what it is given stays, cosine and sine are answers. */
+#define ROTATION(T, size)                                                                \
+    TA_EXPORT int cublas##T##rotg_v2(const ta_sc_handle *handle, void *a, void *b,       \
+                                     void *cosine, void *sine)                           \
+    {                                                                                    \
+        (void)a, (void)b;                                                                \
+        answer(handle, cosine, size);                                                    \
+        return answer(handle, sine, size);                                               \
+    }
+#define MODIFIED(T, size)                                                                \
+    TA_EXPORT int cublas##T##rotmg_v2(const ta_sc_handle *handle, void *d1, void *d2,    \
+                                      void *x, void *y, void *parameters)                \
+    {                                                                                    \
+        (void)d1, (void)d2, (void)x, (void)y;                                            \
+        return answer(handle, parameters, (size_t)5 * (size));                           \
+    }
+DOT(cublasSdot_v2, 4)
+DOT(cublasDdot_v2, 8)
+DOT(cublasCdotc_v2, 8)
+DOT(cublasCdotu_v2, 8)
+DOT(cublasZdotc_v2, 16)
+DOT(cublasZdotu_v2, 16)
+OF_ONE(cublasSasum_v2, 4)
+OF_ONE(cublasDasum_v2, 8)
+OF_ONE(cublasScasum_v2, 4)
+OF_ONE(cublasDzasum_v2, 8)
+OF_ONE(cublasSnrm2_v2, 4)
+OF_ONE(cublasDnrm2_v2, 8)
+OF_ONE(cublasScnrm2_v2, 4)
+OF_ONE(cublasDznrm2_v2, 8)
+OF_ONE(cublasIsamax_v2, 4)
+OF_ONE(cublasIdamax_v2, 4)
+OF_ONE(cublasIcamax_v2, 4)
+OF_ONE(cublasIzamax_v2, 4)
+OF_ONE(cublasIsamin_v2, 4)
+OF_ONE(cublasIdamin_v2, 4)
+OF_ONE(cublasIcamin_v2, 4)
+OF_ONE(cublasIzamin_v2, 4)
+ROTATION(S, 4)
+ROTATION(D, 8)
+ROTATION(C, 4)
+ROTATION(Z, 8)
+MODIFIED(S, 4)
+MODIFIED(D, 8)
+TA_EXPORT int cublasDotEx(const ta_sc_handle *handle, int n, void *x, int type, int step,
+                          void *y, int type_y, int step_y, void *result, int type_of)
+{
+    (void)n, (void)x, (void)type, (void)step, (void)y, (void)type_y, (void)step_y;
+    /* cudaDataType: 1 double, 5 complex double, 2 half, 14 bfloat16, 4 complex float */
+    size_t size = type_of == 5                    ? 16
+                  : type_of == 1 || type_of == 4  ? 8
+                  : type_of == 2 || type_of == 14 ? 2
+                                                  : 4;
+    return answer(handle, result, size);
+}
+
+/* --- factorisations: they went well --------------------------------------------------------------- */
+#define FACTORS(T)                                                                       \
+    TA_EXPORT int cublas##T##getrfBatched(const ta_sc_handle *handle, int n, void *a,    \
+                                          int lda, int *pivots, int *info, int batch)    \
+    {                                                                                    \
+        (void)a, (void)lda;                                                              \
+        for (int i = 0; pivots && i < batch; i++)                                        \
+            ta_sc_no_pivoting(pivots + (size_t)i * (size_t)n, n);                        \
+        ta_sc_no_error(info, batch);                                                     \
+        return launched(handle);                                                         \
+    }                                                                                    \
+    TA_EXPORT int cublas##T##getrsBatched(                                               \
+        const ta_sc_handle *handle, int trans, int n, int columns, void *a, int lda,     \
+        const int *pivots, void *b, int ldb, int *info)                                  \
+    {                                                                                    \
+        (void)trans, (void)n, (void)columns, (void)a, (void)lda, (void)pivots, (void)b;  \
+        (void)ldb;                                                                       \
+        ta_sc_no_error(info, 1);                                                         \
+        return launched(handle);                                                         \
+    }                                                                                    \
+    TA_EXPORT int cublas##T##geqrfBatched(const ta_sc_handle *handle, int m, int n,      \
+                                          void *a, int lda, void *tau, int *info)        \
+    {                                                                                    \
+        (void)m, (void)n, (void)a, (void)lda, (void)tau;                                 \
+        ta_sc_no_error(info, 1);                                                         \
+        return launched(handle);                                                         \
+    }                                                                                    \
+    TA_EXPORT int cublas##T##gelsBatched(const ta_sc_handle *handle, int trans, int m,   \
+                                         int n, int columns, void *a, int lda, void *c,  \
+                                         int ldc, int *info, int *each, int batch)       \
+    {                                                                                    \
+        (void)trans, (void)m, (void)n, (void)columns, (void)a, (void)lda, (void)c;       \
+        (void)ldc;                                                                       \
+        ta_sc_no_error(info, 1);                                                         \
+        ta_sc_no_error(each, batch);                                                     \
+        return launched(handle);                                                         \
+    }
+FACTORS(S)
+FACTORS(D)
+FACTORS(C)
+FACTORS(Z)
 
 /* --- cuBLASLt ---------------------------------------------------------------------------------------- */
 typedef struct heuristic {

@@ -370,9 +370,9 @@ static int answer(const descriptor *d, int name, int type, int64_t wanted, int64
     case PLAN_WORKSPACE:
         if (name == PLAN_WORKSPACE && d->planned) {
             number = d->workspace;
-            ta_sc_workspace_told((uint64_t)number);
+            ta_sc_workspace(TA_SC_TOLD, (uint64_t)number);
         } else if (name == PLAN_WORKSPACE) {
-            ta_sc_workspace_guessed(0);
+            ta_sc_workspace(TA_SC_DEFAULT, 0);
         }
         if (count) *count = 1;
         if (name == GRAPH_ENGINES) number = 1;
@@ -421,7 +421,7 @@ TA_EXPORT int cudnnBackendGetAttribute(const descriptor *d, int name, int type,
     if (name == PLAN_JSON && result != DNN_OK)
         return answer(d, name, type, wanted, count, values);
     if (name == PLAN_WORKSPACE && result == DNN_OK && wanted > 0 && values)
-        ta_sc_workspace_told(*(uint64_t *)values);
+        ta_sc_workspace(TA_SC_TOLD, *(uint64_t *)values);
     return result;
 }
 

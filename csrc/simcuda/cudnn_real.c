@@ -6,7 +6,7 @@
  * there. PyTorch has the library loaded already; our definitions stand before its own, which
  * are reached here by their library's handle.
  *
- * The report's numbers are for the rehearsal, which says what was told and what guessed.
+ * The report's numbers are for the rehearsal, which says where workspaces come from.
  * Thread-safe. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* dladdr */
@@ -24,7 +24,9 @@ enum { DEVICE = 38, DEVICE_JSON = 2702, TYPE_CHAR = 24 };
 static ta_sc_real_dnn real;
 static bool usable;
 static const char *why = "not asked";
-static uint64_t told, guessed, largest_told, largest_guessed;
+static struct {
+    uint64_t count, largest;
+} spaces[TA_SC_SPACE_KINDS];
 
 size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *text,
                            size_t size)
@@ -121,26 +123,20 @@ static void raise_to(uint64_t *largest, uint64_t bytes)
                                         __ATOMIC_RELAXED)) {
     }
 }
-void ta_sc_workspace_told(uint64_t bytes)
+void ta_sc_workspace(ta_sc_space kind, uint64_t bytes)
 {
-    __atomic_add_fetch(&told, 1, __ATOMIC_RELAXED);
-    raise_to(&largest_told, bytes);
-}
-void ta_sc_workspace_guessed(uint64_t bytes)
-{
-    __atomic_add_fetch(&guessed, 1, __ATOMIC_RELAXED);
-    raise_to(&largest_guessed, bytes);
+    __atomic_add_fetch(&spaces[kind].count, 1, __ATOMIC_RELAXED);
+    raise_to(&spaces[kind].largest, bytes);
 }
 
-/* For the rehearsal's report, since the process began. `counts`: workspaces and other sizes
- * told by the real libcudnn, guessed ones, the largest of either in bytes. Returns why the
- * real library is not asked: empty where it is. */
-TA_EXPORT const char *ta_simcuda_workspaces(uint64_t counts[4])
+/* For the rehearsal's report, since the process began: how many workspaces of a kind, and
+ * the largest in bytes. Returns why the real libcudnn is not asked: empty where it is. */
+TA_EXPORT const char *ta_simcuda_workspaces(uint64_t counts[2 * TA_SC_SPACE_KINDS])
 {
-    counts[0] = __atomic_load_n(&told, __ATOMIC_RELAXED);
-    counts[1] = __atomic_load_n(&guessed, __ATOMIC_RELAXED);
-    counts[2] = __atomic_load_n(&largest_told, __ATOMIC_RELAXED);
-    counts[3] = __atomic_load_n(&largest_guessed, __ATOMIC_RELAXED);
+    for (size_t kind = 0; kind < TA_SC_SPACE_KINDS; kind++) {
+        counts[2 * kind] = __atomic_load_n(&spaces[kind].count, __ATOMIC_RELAXED);
+        counts[2 * kind + 1] = __atomic_load_n(&spaces[kind].largest, __ATOMIC_RELAXED);
+    }
     return why;
 }
 

@@ -27,8 +27,4 @@ size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *tex
 /* Gives a library of cuDNN a cuBLASLt that needs no GPU (cudnn_redirect.c). */
 bool ta_sc_redirect_blas(void *library);
 
-/* For the report: a size was told by the real library, or guessed by us. */
-void ta_sc_workspace_told(uint64_t bytes);
-void ta_sc_workspace_guessed(uint64_t bytes);
-
 #endif

@@ -126,7 +126,7 @@ TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r,
  * there are two: the reserve of training is every layer's gates, cell and output but the
  * last one's output; it came out exact for all. The workspace holds the products of all
  * steps' gates, the packed weights, some states and 8 MiB a layer; it came out exact for
- * LSTM and GRU. It may differ where a GPU is there, so it counts as guessed. */
+ * LSTM and GRU. */
 TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r,
                                         int training, const ta_sc_dnn *x,
                                         size_t *workspace, size_t *reserve)
@@ -146,7 +146,7 @@ TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r,
     if (projects(r)) whole += directions * layers * (unit + unit / hidden * output(r));
     if (workspace) {
         *workspace = work + 256;
-        ta_sc_workspace_guessed(*workspace);
+        ta_sc_workspace(TA_SC_MEASURED, *workspace);
     }
     if (reserve) *reserve = training ? whole + 256 : 0;
     return DNN_OK;
@@ -165,6 +165,7 @@ TA_EXPORT int cudnnGetCTCLossWorkspaceSize(const void *handle, const ta_sc_dnn *
         if ((size_t)label_lengths[i] > longest) longest = (size_t)label_lengths[i];
     /* the two directions' log-probabilities of every step and extended label */
     *size = 2 * (size_t)probs->size[0] * (size_t)probs->size[1] * (2 * longest + 1) * 4;
+    ta_sc_workspace(TA_SC_DEFAULT, *size);
     return DNN_OK;
 }
 TA_EXPORT int cudnnGetCTCLossWorkspaceSize_v8(const void *handle, int algorithm,
@@ -173,5 +174,6 @@ TA_EXPORT int cudnnGetCTCLossWorkspaceSize_v8(const void *handle, int algorithm,
 {
     (void)handle, (void)algorithm, (void)loss, (void)gradients;
     *size = 2 * (size_t)probs->size[0] * (size_t)probs->size[1] * (2 * 256 + 1) * 4;
+    ta_sc_workspace(TA_SC_DEFAULT, *size);
     return DNN_OK;
 }

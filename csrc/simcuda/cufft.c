@@ -51,6 +51,7 @@ TA_EXPORT int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *i
     /* cudaDataType: 4 and 5 are complex float and double, 6 complex half */
     long long unit = type == 5 ? 16 : type == 6 ? 4 : 8;
     *work = plain ? 0 : (size_t)(all * unit);
+    ta_sc_workspace(TA_SC_DEFAULT, *work);
     return plan > 0 ? FFT_OK : FFT_INVALID;
 }
 TA_EXPORT int cufftXtExec(int plan, void *in, void *out, int direction)

@@ -1,12 +1,19 @@
 /* cusolver.c - cuSOLVER: dense factorisations.
  *
- * Nothing is computed; buffer sizes are guesses of the right order (a few panels of the
- * matrix), since the real ones depend on the device. Thread-safe as cuSOLVER is. */
+ * Nothing is computed, and every factorisation says that it went well, without exchanging
+ * rows; buffer sizes are guesses of the right order (a few panels of the matrix), since the
+ * real ones depend on the device. Thread-safe as cuSOLVER is. */
+#include <stdarg.h>
 #include <stdlib.h>
 
 #include "simcuda.h"
 
 enum { SOLVER_OK = 0, SOLVER_NO_MEMORY = 2, SOLVER_FAILED = 6 };
+
+static int launched(const ta_sc_handle *h)
+{
+    return ta_sc_handle_launch(h) == TA_CU_OK ? SOLVER_OK : SOLVER_FAILED;
+}
 
 TA_EXPORT int cusolverDnCreate(ta_sc_handle **handle)
 {
@@ -48,17 +55,21 @@ SETTER(cusolverDnXgesvdjSetSortEig)
 SETTER(cusolverDnXgesvdjSetTolerance)
 
 /* --- buffer sizes, in elements ---------------------------------------------------------- */
-static int panel(int64_t m, int64_t n, int *size)
+enum { UNIT_S = 4, UNIT_D = 8, UNIT_C = 8, UNIT_Z = 16 }; /* bytes of an element */
+
+static int state(int64_t elements, int64_t unit, int *size)
 {
-    int64_t longer = m > n ? m : n;
-    *size = (int)(longer * 64 + 1024);
+    *size = elements > INT32_MAX ? INT32_MAX : (int)elements;
+    ta_sc_workspace(TA_SC_DEFAULT, (uint64_t)(*size * unit));
     return SOLVER_OK;
 }
-static int square(int64_t m, int64_t n, int64_t batch, int *size)
+static int panel(int64_t m, int64_t n, int64_t unit, int *size)
 {
-    int64_t all = 2 * m * n * batch + (m + n) * 64;
-    *size = all > INT32_MAX ? INT32_MAX : (int)all;
-    return SOLVER_OK;
+    return state((m > n ? m : n) * 64 + 1024, unit, size);
+}
+static int square(int64_t m, int64_t n, int64_t batch, int64_t unit, int *size)
+{
+    return state(2 * m * n * batch + (m + n) * 64, unit, size);
 }
 /* For one element type; `or_` and `sy` are what its names begin with. */
 #define SIZES(T, or_, sy)                                                                \
@@ -66,31 +77,31 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
                                                   int lda, int *size)                    \
     {                                                                                    \
         (void)h, (void)a, (void)lda;                                                     \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a,        \
                                                   int lda, int *size)                    \
     {                                                                                    \
         (void)h, (void)a, (void)lda;                                                     \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a,     \
                                                   int lda, int *size)                    \
     {                                                                                    \
         (void)h, (void)uplo, (void)a, (void)lda;                                         \
-        return panel(n, n, size);                                                        \
+        return panel(n, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda,      \
                                                   int *size)                             \
     {                                                                                    \
         (void)h, (void)a, (void)lda;                                                     \
-        return panel(n, n, size);                                                        \
+        return panel(n, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##or_##gqr_bufferSize(                                    \
         void *h, int m, int n, int k, void *a, int lda, void *tau, int *size)            \
     {                                                                                    \
         (void)h, (void)k, (void)a, (void)lda, (void)tau;                                 \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##or_##mqr_bufferSize(                                    \
         void *h, int side, int trans, int m, int n, int k, void *a, int lda, void *tau,  \
@@ -99,12 +110,12 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
         (void)h, (void)side, (void)trans, (void)k, (void)a, (void)lda, (void)tau,        \
             (void)c;                                                                     \
         (void)ldc;                                                                       \
-        return panel(m, n, size);                                                        \
+        return panel(m, n, UNIT_##T, size);                                              \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *size)      \
     {                                                                                    \
         (void)h;                                                                         \
-        return square(m, n, 1, size);                                                    \
+        return square(m, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvdj_bufferSize(                                      \
         void *h, int job, int thin, int m, int n, void *a, int lda, void *s, void *u,    \
@@ -112,7 +123,7 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
     {                                                                                    \
         (void)h, (void)job, (void)thin, (void)a, (void)lda, (void)s, (void)u, (void)ldu; \
         (void)v, (void)ldv;                                                              \
-        return square(m, n, 1, size);                                                    \
+        return square(m, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvdjBatched_bufferSize(                               \
         void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu,     \
@@ -120,7 +131,7 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
     {                                                                                    \
         (void)h, (void)job, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v;    \
         (void)ldv, (void)params;                                                         \
-        return square(m, n, batch, size);                                                \
+        return square(m, n, batch, UNIT_##T, size);                                      \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##gesvdaStridedBatched_bufferSize(                        \
         void *h, int job, int rank, int m, int n, void *a, int lda, long long sa,        \
@@ -129,26 +140,26 @@ static int square(int64_t m, int64_t n, int64_t batch, int *size)
     {                                                                                    \
         (void)h, (void)job, (void)rank, (void)a, (void)lda, (void)sa, (void)s, (void)ss; \
         (void)u, (void)ldu, (void)su, (void)v, (void)ldv, (void)sv;                      \
-        return square(m, n, batch, size);                                                \
+        return square(m, n, batch, UNIT_##T, size);                                      \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sy##evd_bufferSize(                                     \
         void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size)         \
     {                                                                                    \
         (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                     \
-        return square(n, n, 1, size);                                                    \
+        return square(n, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sy##evj_bufferSize(                                     \
         void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size)         \
     {                                                                                    \
         (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w;                     \
-        return square(n, n, 1, size);                                                    \
+        return square(n, n, 1, UNIT_##T, size);                                          \
     }                                                                                    \
     TA_EXPORT int cusolverDn##T##sy##evjBatched_bufferSize(                              \
         void *h, int job, int uplo, int n, void *a, int lda, void *w, int *size,         \
         void *params, int batch)                                                         \
     {                                                                                    \
         (void)h, (void)job, (void)uplo, (void)a, (void)lda, (void)w, (void)params;       \
-        return square(n, n, batch, size);                                                \
+        return square(n, n, batch, UNIT_##T, size);                                      \
     }
 SIZES(S, or, sy)
 SIZES(D, or, sy)
@@ -160,6 +171,7 @@ static int bytes(int64_t elements, size_t *device, size_t *host)
 {
     *device = (size_t)elements * 8;
     *host = 0;
+    ta_sc_workspace(TA_SC_DEFAULT, *device);
     return SOLVER_OK;
 }
 TA_EXPORT int cusolverDnXgeqrf_bufferSize(void *h, void *p, int64_t m, int64_t n, int ta,
@@ -215,37 +227,69 @@ TA_EXPORT int cusolverDnXsytrs_bufferSize(void *h, int uplo, int64_t n, int64_t 
     return bytes(n * columns, device, host);
 }
 
-/* --- what computes: queued ------------------------------------------------------------------ */
-/* clang-format off */
-#define KERNELS(X)                                                                          \
-    X(cusolverDnCgeqrf) X(cusolverDnCgesvd) X(cusolverDnCgesvdaStridedBatched)              \
-    X(cusolverDnCgesvdj) X(cusolverDnCgesvdjBatched) X(cusolverDnCgetrf)                    \
-    X(cusolverDnCgetrs) X(cusolverDnCheevd) X(cusolverDnCheevj)                             \
-    X(cusolverDnCheevjBatched) X(cusolverDnCpotrf) X(cusolverDnCpotrfBatched)               \
-    X(cusolverDnCpotrs) X(cusolverDnCpotrsBatched) X(cusolverDnCsytrf)                      \
-    X(cusolverDnCungqr) X(cusolverDnCunmqr) X(cusolverDnDgeqrf) X(cusolverDnDgesvd)         \
-    X(cusolverDnDgesvdaStridedBatched) X(cusolverDnDgesvdj) X(cusolverDnDgesvdjBatched)     \
-    X(cusolverDnDgetrf) X(cusolverDnDgetrs) X(cusolverDnDorgqr) X(cusolverDnDormqr)         \
-    X(cusolverDnDpotrf) X(cusolverDnDpotrfBatched) X(cusolverDnDpotrs)                      \
-    X(cusolverDnDpotrsBatched) X(cusolverDnDsyevd) X(cusolverDnDsyevj)                      \
-    X(cusolverDnDsyevjBatched) X(cusolverDnDsytrf) X(cusolverDnSgeqrf)                      \
-    X(cusolverDnSgesvd) X(cusolverDnSgesvdaStridedBatched) X(cusolverDnSgesvdj)             \
-    X(cusolverDnSgesvdjBatched) X(cusolverDnSgetrf) X(cusolverDnSgetrs)                     \
-    X(cusolverDnSorgqr) X(cusolverDnSormqr) X(cusolverDnSpotrf)                             \
-    X(cusolverDnSpotrfBatched) X(cusolverDnSpotrs) X(cusolverDnSpotrsBatched)               \
-    X(cusolverDnSsyevd) X(cusolverDnSsyevj) X(cusolverDnSsyevjBatched)                      \
-    X(cusolverDnSsytrf) X(cusolverDnXgeev) X(cusolverDnXgeqrf) X(cusolverDnXpotrf)          \
-    X(cusolverDnXpotrs) X(cusolverDnXsyevBatched) X(cusolverDnXsyevd)                       \
-    X(cusolverDnXsytrs) X(cusolverDnZgeqrf) X(cusolverDnZgesvd)                             \
-    X(cusolverDnZgesvdaStridedBatched) X(cusolverDnZgesvdj) X(cusolverDnZgesvdjBatched)     \
-    X(cusolverDnZgetrf) X(cusolverDnZgetrs) X(cusolverDnZheevd) X(cusolverDnZheevj)         \
-    X(cusolverDnZheevjBatched) X(cusolverDnZpotrf) X(cusolverDnZpotrfBatched)               \
-    X(cusolverDnZpotrs) X(cusolverDnZpotrsBatched) X(cusolverDnZsytrf)                      \
-    X(cusolverDnZungqr) X(cusolverDnZunmqr)
-/* clang-format on */
-#define X(name)                                                                          \
-    TA_EXPORT int name(const ta_sc_handle *h)                                            \
+/* --- what computes: queued, and its status written --------------------------------------- */
+/* `info` and `batch` are the places, the handle's being 0, of the address where the device
+ * would leave its status and of how many there are (0: one). Arguments are words here, as
+ * they come: there are a hundred signatures. */
+static int computed(const ta_sc_handle *h, va_list words, int info, int batch)
+{
+    int *status = NULL;
+    int64_t count = 1;
+    for (int i = 1; i <= info; i++) status = va_arg(words, int *);
+    for (int i = info + 1; i <= batch; i++) count = (int)va_arg(words, intptr_t);
+    ta_sc_no_error(status, count);
+    return launched(h);
+}
+#define KERNEL(name, info, batch)                                                        \
+    TA_EXPORT int name(const ta_sc_handle *h, ...)                                       \
     {                                                                                    \
-        return ta_sc_handle_launch(h) == TA_CU_OK ? SOLVER_OK : SOLVER_FAILED;           \
+        va_list words;                                                                   \
+        va_start(words, h);                                                              \
+        int status = computed(h, words, info, batch);                                    \
+        va_end(words);                                                                   \
+        return status;                                                                   \
     }
-KERNELS(X)
+#define KERNELS(T, or_, sy)                                                              \
+    KERNEL(cusolverDn##T##geqrf, 8, 0)                                                   \
+    KERNEL(cusolverDn##T##gesvd, 15, 0)                                                  \
+    KERNEL(cusolverDn##T##gesvdaStridedBatched, 18, 20)                                  \
+    KERNEL(cusolverDn##T##gesvdj, 14, 0)                                                 \
+    KERNEL(cusolverDn##T##gesvdjBatched, 13, 15)                                         \
+    KERNEL(cusolverDn##T##getrs, 9, 0)                                                   \
+    KERNEL(cusolverDn##T##or_##gqr, 9, 0)                                                \
+    KERNEL(cusolverDn##T##or_##mqr, 13, 0)                                               \
+    KERNEL(cusolverDn##T##potrf, 7, 0)                                                   \
+    KERNEL(cusolverDn##T##potrfBatched, 5, 6)                                            \
+    KERNEL(cusolverDn##T##potrs, 8, 0)                                                   \
+    KERNEL(cusolverDn##T##potrsBatched, 8, 0)                                            \
+    KERNEL(cusolverDn##T##sy##evd, 9, 0)                                                 \
+    KERNEL(cusolverDn##T##sy##evj, 9, 0)                                                 \
+    KERNEL(cusolverDn##T##sy##evjBatched, 9, 11)                                         \
+    TA_EXPORT int cusolverDn##T##getrf(const ta_sc_handle *h, int m, int n, void *a,     \
+                                       int lda, void *work, int *pivots, int *info)      \
+    {                                                                                    \
+        (void)a, (void)lda, (void)work;                                                  \
+        ta_sc_no_pivoting(pivots, m < n ? m : n);                                        \
+        ta_sc_no_error(info, 1);                                                         \
+        return launched(h);                                                              \
+    }                                                                                    \
+    TA_EXPORT int cusolverDn##T##sytrf(const ta_sc_handle *h, int uplo, int n, void *a,  \
+                                       int lda, int *pivots, void *work, int size,       \
+                                       int *info)                                        \
+    {                                                                                    \
+        (void)uplo, (void)a, (void)lda, (void)work, (void)size;                          \
+        ta_sc_no_pivoting(pivots, n);                                                    \
+        ta_sc_no_error(info, 1);                                                         \
+        return launched(h);                                                              \
+    }
+KERNELS(S, or, sy)
+KERNELS(D, or, sy)
+KERNELS(C, un, he)
+KERNELS(Z, un, he)
+KERNEL(cusolverDnXgeev, 21, 0)
+KERNEL(cusolverDnXgeqrf, 14, 0)
+KERNEL(cusolverDnXpotrf, 12, 0)
+KERNEL(cusolverDnXpotrs, 11, 0)
+KERNEL(cusolverDnXsyevBatched, 15, 16)
+KERNEL(cusolverDnXsyevd, 15, 0)
+KERNEL(cusolverDnXsytrs, 15, 0)

@@ -40,6 +40,14 @@ TA_EXPORT const char *cusparseGetErrorString(int status)
     return status == SPARSE_OK ? "success" : "simulated cuSPARSE failed";
 }
 
+/* A buffer's size, of the right order. */
+static int state(size_t bytes, size_t *size)
+{
+    *size = bytes;
+    ta_sc_workspace(TA_SC_DEFAULT, bytes);
+    return SPARSE_OK;
+}
+
 /* --- descriptors ---------------------------------------------------------------------------- */
 static int make(matrix **m, int64_t rows, int64_t columns, int64_t count)
 {
@@ -127,12 +135,12 @@ TA_EXPORT int cusparseXcoo2csr(const ta_sc_handle *h, const int *rows, int count
 /* --- products: their result's non-zeros are guessed ---------------------------------------------- */
 /* As if spread evenly: every non-zero of A meets the average row of B. */
 static int spgemm(const ta_sc_handle *h, const matrix *a, const matrix *b, matrix *c,
-                  size_t *size, const void *buffer)
+                  size_t *size)
 {
     int64_t each = b->rows ? (b->count + b->rows - 1) / b->rows : 0;
     int64_t most = c->rows * c->columns, count = a->count * each;
     c->count = count < most ? count : most;
-    if (!buffer) *size = (size_t)c->count * 16 + 1024;
+    state((size_t)c->count * 16 + 1024, size);
     return of(ta_sc_handle_launch(h));
 }
 TA_EXPORT int cusparseSpGEMM_workEstimation(const ta_sc_handle *h, int oa, int ob,
@@ -142,8 +150,8 @@ TA_EXPORT int cusparseSpGEMM_workEstimation(const ta_sc_handle *h, int oa, int o
                                             size_t *size, void *buffer)
 {
     (void)oa, (void)ob, (void)alpha, (void)beta, (void)type, (void)algorithm;
-    (void)descriptor;
-    return spgemm(h, a, b, c, size, buffer);
+    (void)descriptor, (void)buffer;
+    return spgemm(h, a, b, c, size);
 }
 TA_EXPORT int cusparseSpGEMM_compute(const ta_sc_handle *h, int oa, int ob,
                                      const void *alpha, const matrix *a, const matrix *b,
@@ -151,8 +159,8 @@ TA_EXPORT int cusparseSpGEMM_compute(const ta_sc_handle *h, int oa, int ob,
                                      void *descriptor, size_t *size, void *buffer)
 {
     (void)oa, (void)ob, (void)alpha, (void)beta, (void)type, (void)algorithm;
-    (void)descriptor;
-    return spgemm(h, a, b, c, size, buffer);
+    (void)descriptor, (void)buffer;
+    return spgemm(h, a, b, c, size);
 }
 TA_EXPORT int cusparseXcsrgeam2Nnz(const ta_sc_handle *h, int m, int n, const void *da,
                                    int count_a, const int *ra, const int *ca,
@@ -160,9 +168,9 @@ TA_EXPORT int cusparseXcsrgeam2Nnz(const ta_sc_handle *h, int m, int n, const vo
                                    const int *cb, const void *dc, int *rc, int *total,
                                    void *buffer)
 {
-    (void)m, (void)n, (void)da, (void)ra, (void)ca, (void)db, (void)rb, (void)cb,
-        (void)dc;
-    (void)rc, (void)buffer;
+    (void)n, (void)da, (void)ca, (void)db, (void)cb, (void)dc, (void)buffer;
+    /* as if no two met */
+    for (int row = 0; row <= m; row++) rc[row] = ra[row] + rb[row] - rb[0];
     *total = count_a + count_b;
     return of(ta_sc_handle_launch(h));
 }
@@ -174,8 +182,7 @@ TA_EXPORT int cusparseSpMM_bufferSize(void *h, int oa, int ob, void *alpha,
 {
     (void)h, (void)oa, (void)ob, (void)alpha, (void)b, (void)beta, (void)c, (void)type;
     (void)algorithm;
-    *size = (size_t)a->rows * 4 + 1024;
-    return SPARSE_OK;
+    return state((size_t)a->rows * 4 + 1024, size);
 }
 TA_EXPORT int cusparseSDDMM_bufferSize(void *h, int oa, int ob, void *alpha, void *a,
                                        void *b, void *beta, void *c, int type,
@@ -183,8 +190,7 @@ TA_EXPORT int cusparseSDDMM_bufferSize(void *h, int oa, int ob, void *alpha, voi
 {
     (void)h, (void)oa, (void)ob, (void)alpha, (void)a, (void)b, (void)beta, (void)c;
     (void)type, (void)algorithm;
-    *size = 1024;
-    return SPARSE_OK;
+    return state(1024, size);
 }
 TA_EXPORT int cusparseSpMV_bufferSize(void *h, int op, void *alpha, const matrix *a,
                                       void *x, void *beta, void *y, int type,
@@ -192,8 +198,7 @@ TA_EXPORT int cusparseSpMV_bufferSize(void *h, int op, void *alpha, const matrix
 {
     (void)h, (void)op, (void)alpha, (void)x, (void)beta, (void)y, (void)type;
     (void)algorithm;
-    *size = (size_t)a->rows * 4 + 1024;
-    return SPARSE_OK;
+    return state((size_t)a->rows * 4 + 1024, size);
 }
 TA_EXPORT int cusparseSpSM_bufferSize(void *h, int oa, int ob, void *alpha,
                                       const matrix *a, void *b, void *c, int type,
@@ -201,8 +206,7 @@ TA_EXPORT int cusparseSpSM_bufferSize(void *h, int oa, int ob, void *alpha,
 {
     (void)h, (void)oa, (void)ob, (void)alpha, (void)b, (void)c, (void)type;
     (void)algorithm, (void)descriptor;
-    *size = (size_t)(a->rows + a->count) * 8 + 1024;
-    return SPARSE_OK;
+    return state((size_t)(a->rows + a->count) * 8 + 1024, size);
 }
 TA_EXPORT int cusparseSpSV_bufferSize(void *h, int op, void *alpha, const matrix *a,
                                       void *x, void *y, int type, int algorithm,
@@ -210,19 +214,25 @@ TA_EXPORT int cusparseSpSV_bufferSize(void *h, int op, void *alpha, const matrix
 {
     (void)h, (void)op, (void)alpha, (void)x, (void)y, (void)type, (void)algorithm;
     (void)descriptor;
-    *size = (size_t)(a->rows + a->count) * 8 + 1024;
-    return SPARSE_OK;
+    return state((size_t)(a->rows + a->count) * 8 + 1024, size);
 }
 #define SORT(name)                                                                       \
     TA_EXPORT int name(void *h, int m, int n, int count, const void *rows,               \
                        const void *columns, size_t *size)                                \
     {                                                                                    \
         (void)h, (void)m, (void)n, (void)rows, (void)columns;                            \
-        *size = (size_t)count * 8 + 1024;                                                \
-        return SPARSE_OK;                                                                \
+        return state((size_t)count * 8 + 1024, size);                                    \
     }
 SORT(cusparseXcoosort_bufferSizeExt)
 SORT(cusparseXcsrsort_bufferSizeExt)
+/* Bytes of a solver's buffer; at most what an int holds. */
+static int words(int rows, int count)
+{
+    int64_t all = ((int64_t)rows + count) * 8 + 1024;
+    all = all > INT32_MAX ? INT32_MAX : all;
+    ta_sc_workspace(TA_SC_DEFAULT, (uint64_t)all);
+    return (int)all;
+}
 #define TYPED(T)                                                                         \
     TA_EXPORT int cusparse##T##csrgeam2_bufferSizeExt(                                   \
         void *h, int m, int n, void *alpha, void *da, int na, void *va, void *ra,        \
@@ -233,8 +243,7 @@ SORT(cusparseXcsrsort_bufferSizeExt)
         (void)beta, (void)db, (void)nb, (void)vb, (void)rb, (void)cb, (void)dc,          \
             (void)vc;                                                                    \
         (void)rc, (void)cc;                                                              \
-        *size = (size_t)m * 4 + 1024;                                                    \
-        return SPARSE_OK;                                                                \
+        return state((size_t)m * 4 + 1024, size);                                        \
     }                                                                                    \
     TA_EXPORT int cusparse##T##bsrsv2_bufferSize(                                        \
         void *h, int dir, int op, int rows, int count, void *d, void *v, void *r,        \
@@ -242,7 +251,7 @@ SORT(cusparseXcsrsort_bufferSizeExt)
     {                                                                                    \
         (void)h, (void)dir, (void)op, (void)d, (void)v, (void)r, (void)c, (void)block;   \
         (void)info;                                                                      \
-        *size = (rows + count) * 8 + 1024;                                               \
+        *size = words(rows, count);                                                      \
         return SPARSE_OK;                                                                \
     }                                                                                    \
     TA_EXPORT int cusparse##T##bsrsm2_bufferSize(                                        \
@@ -252,7 +261,7 @@ SORT(cusparseXcsrsort_bufferSizeExt)
         (void)h, (void)dir, (void)oa, (void)ox, (void)n, (void)d, (void)v, (void)r,      \
             (void)c;                                                                     \
         (void)block, (void)info;                                                         \
-        *size = (rows + count) * 8 + 1024;                                               \
+        *size = words(rows, count);                                                      \
         return SPARSE_OK;                                                                \
     }
 TYPED(S)
@@ -261,23 +270,39 @@ TYPED(C)
 TYPED(Z)
 
 /* --- what computes: queued ------------------------------------------------------------------------------ */
-/* clang-format off */
-#define KERNELS(X)                                                                          \
-    X(cusparseCbsrmm) X(cusparseCbsrmv) X(cusparseCbsrsm2_analysis)                         \
-    X(cusparseCbsrsm2_solve) X(cusparseCbsrsv2_analysis) X(cusparseCbsrsv2_solve)           \
-    X(cusparseCcsrgeam2) X(cusparseDbsrmm) X(cusparseDbsrmv)                                \
-    X(cusparseDbsrsm2_analysis) X(cusparseDbsrsm2_solve) X(cusparseDbsrsv2_analysis)        \
-    X(cusparseDbsrsv2_solve) X(cusparseDcsrgeam2) X(cusparseSDDMM)                          \
-    X(cusparseSDDMM_preprocess) X(cusparseSbsrmm) X(cusparseSbsrmv)                         \
-    X(cusparseSbsrsm2_analysis) X(cusparseSbsrsm2_solve) X(cusparseSbsrsv2_analysis)        \
-    X(cusparseSbsrsv2_solve) X(cusparseScsrgeam2) X(cusparseSpGEMM_copy)                    \
-    X(cusparseSpMM) X(cusparseSpMV) X(cusparseSpSM_analysis) X(cusparseSpSM_solve)          \
-    X(cusparseSpSV_analysis) X(cusparseSpSV_solve) X(cusparseXbsrsm2_zeroPivot)             \
-    X(cusparseXbsrsv2_zeroPivot) X(cusparseXcoosortByRow) X(cusparseXcsrsort)               \
-    X(cusparseZbsrmm) X(cusparseZbsrmv) X(cusparseZbsrsm2_analysis)                         \
-    X(cusparseZbsrsm2_solve) X(cusparseZbsrsv2_analysis) X(cusparseZbsrsv2_solve)           \
-    X(cusparseZcsrgeam2)
-/* clang-format on */
-#define X(name)                                                                          \
+#define KERNEL(name)                                                                     \
     TA_EXPORT int name(const ta_sc_handle *h) { return of(ta_sc_handle_launch(h)); }
-KERNELS(X)
+#define KERNELS(T)                                                                       \
+    KERNEL(cusparse##T##bsrmm)                                                           \
+    KERNEL(cusparse##T##bsrmv)                                                           \
+    KERNEL(cusparse##T##bsrsm2_analysis)                                                 \
+    KERNEL(cusparse##T##bsrsm2_solve)                                                    \
+    KERNEL(cusparse##T##bsrsv2_analysis)                                                 \
+    KERNEL(cusparse##T##bsrsv2_solve)                                                    \
+    KERNEL(cusparse##T##csrgeam2)
+KERNELS(S)
+KERNELS(D)
+KERNELS(C)
+KERNELS(Z)
+KERNEL(cusparseSDDMM)
+KERNEL(cusparseSDDMM_preprocess)
+KERNEL(cusparseSpGEMM_copy)
+KERNEL(cusparseSpMM)
+KERNEL(cusparseSpMV)
+KERNEL(cusparseSpSM_analysis)
+KERNEL(cusparseSpSM_solve)
+KERNEL(cusparseSpSV_analysis)
+KERNEL(cusparseSpSV_solve)
+KERNEL(cusparseXcoosortByRow)
+KERNEL(cusparseXcsrsort)
+
+/* No pivot is zero. */
+#define PIVOT(name)                                                                      \
+    TA_EXPORT int name(const ta_sc_handle *h, const void *info, int *position)           \
+    {                                                                                    \
+        (void)info;                                                                      \
+        *position = -1;                                                                  \
+        return of(ta_sc_handle_launch(h));                                               \
+    }
+PIVOT(cusparseXbsrsm2_zeroPivot)
+PIVOT(cusparseXbsrsv2_zeroPivot)

@@ -20,6 +20,14 @@ TA_EXPORT int cuInit(unsigned flags)
     return ta_sc_device_count() ? TA_CU_OK : TA_CU_NO_DEVICE;
 }
 TA_EXPORT int cuDriverGetVersion(int *version) { return cudaDriverGetVersion(version); }
+/* The run-time compiler calls it without looking whether it is there. Its tables are nowhere
+ * documented: none is had. */
+TA_EXPORT int cuGetExportTable(const void **table, const void *id)
+{
+    (void)id;
+    *table = NULL;
+    return TA_CU_NOT_FOUND;
+}
 TA_EXPORT int cuGetErrorName(int error, const char **text)
 {
     *text = ta_sc_error(error, 1);

@@ -216,3 +216,12 @@ int ta_sc_handle_launch(const void *handle)
 {
     return ta_sc_launch(handle ? ((const ta_sc_handle *)handle)->stream : NULL);
 }
+
+void ta_sc_no_error(int *to, int64_t count)
+{
+    for (int64_t i = 0; to && i < count; i++) to[i] = 0;
+}
+void ta_sc_no_pivoting(int *to, int64_t count)
+{
+    for (int64_t i = 0; to && i < count; i++) to[i] = (int)(i + 1);
+}

@@ -8,11 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "simcuda.h"
 
 #define KEEP_ZERO ((size_t)256 << 10) /* fills up to this are written */
+#define STRIDE ((size_t)1 << 20)      /* what is looked at as one, for having pages */
 
 /* Set by the values mode around a copy whose contents do not matter; SIZE_MAX where they
  * do. 0: as every thread, which copies what comes from the host or goes there, and of device
@@ -166,6 +168,72 @@ static int queue(const ta_sc_machine *m, ta_stream stream, const void *dst,
     return ta_sc_status(ta_sim_launch(m->sim, device, stream, ranges, src ? 2 : 1, -1.0));
 }
 
+/* Zeroes without touching: the whole pages inside go back to the system. False where that
+ * cannot be, and nothing was done. */
+static bool drop_pages(void *dst, size_t size)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = ((uintptr_t)dst + page - 1) / page * page;
+    uintptr_t to = ((uintptr_t)dst + size) / page * page;
+    if (madvise((void *)from, to - from, MADV_REMOVE) != 0) return false;
+    memset(dst, 0, from - (uintptr_t)dst);
+    memset((void *)to, 0, (uintptr_t)dst + size - to);
+    return true;
+}
+
+/* True where none of the pages around these bytes exists: what nobody wrote, which reads as
+ * zeros. Asked without making them. Where the system has swapped anything out it cannot be
+ * told from that. */
+static bool untouched(const void *from, size_t size)
+{
+    unsigned char present[STRIDE / 4096 + 2];
+    struct sysinfo info;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = (uintptr_t)from / page * page, end = (uintptr_t)from + size;
+    size_t count = (end - begin + page - 1) / page;
+    if (count > sizeof present || sysinfo(&info) != 0 || info.freeswap != info.totalswap)
+        return false;
+    if (mincore((void *)begin, end - begin, present) != 0) return false;
+    for (size_t i = 0; i < count; i++)
+        if (present[i] & 1) return false;
+    return true;
+}
+
+/* For the values mode: what was written of device memory, into memory that is all zeros. */
+TA_EXPORT void ta_simcuda_copy_touched(void *dst, const void *src, size_t size)
+{
+    for (size_t at = 0; at < size; at += STRIDE) {
+        const size_t part = size - at < STRIDE ? size - at : STRIDE;
+        if (!untouched((const char *)src + at, part))
+            memcpy((char *)dst + at, (const char *)src + at, part);
+    }
+}
+
+/* A copy out of device memory that is large and mostly untouched: reading such pages would
+ * make them. 1: done, the work is queued; 0: it is as any other copy. */
+static int copy_sparse(const ta_sc_machine *m, void *dst, const void *src, size_t size,
+                       ta_stream stream, int *result)
+{
+    int capturing = 0;
+    uint64_t id;
+    uintptr_t from = (uintptr_t)src, to = (uintptr_t)dst;
+    if (size < 2 * STRIDE || !on_device(src) || (from < to + size && to < from + size) ||
+        ta_sc_capture_info(stream, &capturing, &id) != TA_CU_OK || capturing)
+        return 0;
+    const bool within = on_device(dst);
+    *result = queue(m, stream, dst, src, size);
+    for (size_t at = 0; at < size && *result == TA_CU_OK; at += STRIDE) {
+        const size_t part = size - at < STRIDE ? size - at : STRIDE;
+        char *out = (char *)dst + at;
+        const char *in = (const char *)src + at;
+        if (!untouched(in, part))
+            memcpy(out, in, part);
+        else if (!within || !drop_pages(out, part))
+            memset(out, 0, part);
+    }
+    return 1;
+}
+
 int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool wait)
 {
     const ta_sc_machine *m = ta_sc_machine_get();
@@ -178,10 +246,10 @@ int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool w
         int unsafe = ta_sc_unsafe();
         if (unsafe) return unsafe;
     }
-    int result;
+    int result = TA_CU_OK;
     if (skipped(dst, src, size))
         result = queue(m, stream, dst, src, size);
-    else
+    else if (!copy_sparse(m, dst, src, size, stream, &result))
         result = ta_sc_status(
             ta_sim_copy(m->sim, device, stream, (uintptr_t)dst, (uintptr_t)src, size));
     if (result == TA_CU_OK && wait) result = ta_sc_stream_wait(stream);
@@ -200,19 +268,6 @@ int ta_sc_copy_2d(void *dst, size_t dst_pitch, const void *src, size_t src_pitch
                             (const char *)src + row * src_pitch, width, stream, false);
     if (result == TA_CU_OK && wait) result = ta_sc_stream_wait(stream);
     return result;
-}
-
-/* Zeroes without touching: the whole pages inside go back to the system. False where that
- * cannot be, and nothing was done. */
-static bool drop_pages(void *dst, size_t size)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uintptr_t from = ((uintptr_t)dst + page - 1) / page * page;
-    uintptr_t to = ((uintptr_t)dst + size) / page * page;
-    if (madvise((void *)from, to - from, MADV_REMOVE) != 0) return false;
-    memset(dst, 0, from - (uintptr_t)dst);
-    memset((void *)to, 0, (uintptr_t)dst + size - to);
-    return true;
 }
 
 /* For the values mode: large integers become zero and take no memory. */

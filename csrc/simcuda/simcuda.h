@@ -198,5 +198,20 @@ typedef struct ta_sc_handle {
 ta_sc_handle *ta_sc_handle_new(void);
 /* Queues work on the handle's stream. */
 int ta_sc_handle_launch(const void *handle);
+/* Every size that a library is asked for, and every status that it would leave behind, is
+ * written, by the functions that compute nothing too: else the caller reads what its memory
+ * held before. These write `count` numbers, and do nothing where `to` is NULL: that nothing
+ * went wrong, and the pivots (from 1) of rows that stay where they are. */
+void ta_sc_no_error(int *to, int64_t count);
+void ta_sc_no_pivoting(int *to, int64_t count);
+
+/* Where the size of a workspace comes from (cudnn_real.c counts them for the report). */
+typedef enum ta_sc_space {
+    TA_SC_TOLD,     /* the real libcudnn, about the card */
+    TA_SC_MEASURED, /* a formula that meets what a library was seen to ask for */
+    TA_SC_DEFAULT,  /* a size of the right order, stated where it is made */
+    TA_SC_SPACE_KINDS
+} ta_sc_space;
+void ta_sc_workspace(ta_sc_space kind, uint64_t bytes);
 
 #endif

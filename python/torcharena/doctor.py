@@ -17,6 +17,7 @@ from .sizes import format_size
 
 __all__ = ["Finding", "Report", "examine"]
 
+_CUDNN = 90800  # the first that answers for a card that is only described
 _SIGNS = {"good": "ok", "note": "--", "bad": "NO"}
 
 
@@ -78,6 +79,7 @@ def examine() -> Report:
     if library is not None:
         _devices(report, library)
     _environment(report)
+    _rehearsal(report)
     return report
 
 
@@ -152,6 +154,50 @@ def _torch(report: Report, library: Any) -> None:
         report.add("torch's hooks", "good", f"all {len(SETTERS)} there")
     if library is not None:
         _status(report, library.torch_status())
+
+
+def _rehearsal(report: Report) -> None:
+    """What a rehearsal would have here; nothing of it speaks against the arena."""
+    from .rehearsal import isolation, library
+
+    what = "rehearsal"
+    facts: dict[str, Any] = {"built": True}
+    report.facts["rehearsal"] = facts
+    try:
+        library()
+    except FileNotFoundError as error:
+        facts["built"] = False
+        report.add(what, "note", f"none: {error}")
+        return
+    files = isolation.status()
+    facts["files"] = files.mechanism
+    report.add(what, "good" if files.mechanism == "layer" else "note", files.text)
+    torch = sys.modules.get("torch")
+    if torch is None or torch.version.cuda is None:
+        report.add(what, "note", "none without a torch that is built with CUDA")
+        return
+    try:
+        version = torch.backends.cudnn.version()
+    except RuntimeError as error:  # of another version than torch was built with
+        version, problem = None, f" ({str(error).splitlines()[0]})"
+    else:
+        problem = ""
+    facts["cudnn"] = version
+    if version is None:
+        text = f"no libcudnn{problem}: workspaces of convolutions would be guesses"
+    elif version < _CUDNN:
+        text = f"cuDNN {_spelt(version)} describes no card: 9.8 does, older ones' workspaces "
+        text += "of convolutions are guesses"
+    else:
+        text = f"workspaces of convolutions come from cuDNN {_spelt(version)} itself"
+    good = version is not None and version >= _CUDNN
+    report.add(what, "good" if good else "note", text)
+
+
+def _spelt(version: int) -> str:
+    """cuDNN's number in its usual form, 91900 being 9.19.0."""
+    thousands = 10000 if version >= 90000 else 1000
+    return f"{version // thousands}.{version % thousands // 100}.{version % 100}"
 
 
 def _status(report: Report, status: dict[str, str]) -> None:

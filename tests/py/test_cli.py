@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,6 +249,63 @@ def test_doctor_works_with_no_torch(
     assert (
         report.findings[0].verdict == "note" and "pip install" in report.findings[0].text
     )
+
+
+def a_torch(cuda: str | None, cudnn: int | None) -> Any:
+    def version() -> int | None:
+        if cudnn == 0:
+            raise RuntimeError("cuDNN version incompatibility\nmore")
+        return cudnn
+
+    return SimpleNamespace(
+        version=SimpleNamespace(cuda=cuda),
+        backends=SimpleNamespace(cudnn=SimpleNamespace(version=version)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "torch", "verdicts", "says"),
+    [
+        ("layer", a_torch("13.0", 91900), ["good", "good"], "cuDNN 9.19.0 itself"),
+        ("guard", a_torch("12.6", 90501), ["note", "note"], "cuDNN 9.5.1 describes no"),
+        ("layer", a_torch("13.0", None), ["good", "note"], "no libcudnn: workspaces"),
+        ("layer", a_torch("13.0", 0), ["good", "note"], "(cuDNN version incompatib"),
+        ("layer", a_torch(None, None), ["good", "note"], "built with CUDA"),
+    ],
+)
+def test_doctor_says_what_a_rehearsal_would_have(
+    monkeypatch: pytest.MonkeyPatch,
+    mechanism: str,
+    torch: Any,
+    verdicts: list[str],
+    says: str,
+) -> None:
+    from torcharena import rehearsal
+    from torcharena.rehearsal import isolation
+
+    monkeypatch.setattr(rehearsal, "library", lambda: None)
+    status = isolation.Status(mechanism, f"files: {mechanism}", "/tmp")
+    monkeypatch.setattr(isolation, "status", lambda: status)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    report = doctor.Report()
+    doctor._rehearsal(report)
+    assert [finding.verdict for finding in report.findings] == verdicts
+    text = str(report)
+    assert report.usable and f"files: {mechanism}" in text and says in text, text
+    assert report.facts["rehearsal"]["files"] == mechanism
+
+
+def test_doctor_without_the_simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torcharena import rehearsal
+
+    def missing() -> None:
+        raise FileNotFoundError("libcuda.so.1 was not built")
+
+    monkeypatch.setattr(rehearsal, "library", missing)
+    report = doctor.Report()
+    doctor._rehearsal(report)
+    assert report.usable and "was not built" in str(report)
+    assert report.facts["rehearsal"] == {"built": False}
 
 
 def test_doctors_exit_code_and_json(

@@ -236,7 +236,7 @@ REFUSALS = {
 def test_the_guard_refuses(place: Path, what: str) -> None:
     before = tree(place.parent)
     code, output, wrapped = run(f"import os, sys; {REFUSALS[what]}", mechanism="guard")
-    assert code != 0 and "--no-isolation" in output and "--keep-files" in output, output
+    assert code != 0 and "--share" in output and "--keep-files" in output, output
     assert len(wrapped.refused) == 1 and wrapped.refused[0].startswith(str(place.parent))
     after = tree(place.parent)
     after["work"] = before["work"]  # the time of a directory that new files came into

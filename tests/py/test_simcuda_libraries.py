@@ -14,9 +14,10 @@ TOLD = """
 def told():
     ask = ctypes.CDLL(None).ta_simcuda_workspaces
     ask.restype = ctypes.c_char_p
-    counts = (ctypes.c_uint64 * 4)()
+    counts = (ctypes.c_uint64 * 6)()
     why = ask(counts).decode()
-    return [*counts], why
+    (told, largest), measured, stated = zip(counts[::2], counts[1::2])
+    return [told, stated[0], largest, stated[1]], why
 
 def allocations(f):
     torch.cuda.memory._record_memory_history(max_entries=10000, context=None)

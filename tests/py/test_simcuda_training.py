@@ -142,6 +142,18 @@ def test_linear_algebra_runs() -> None:
     )
 
 
+def test_kernels_compiled_at_run_time() -> None:
+    """By nvrtc, as PyTorch does for products of all elements and special functions."""
+    run(
+        """
+        a = torch.full((3, 2), 2.0, device="cuda")
+        assert a.prod(1).tolist() == [4.0] * 3
+        assert torch.special.bessel_j0(a).shape == a.shape
+        assert abs(torch.linalg.det(torch.eye(4, device="cuda") * 2).item() - 16) < 1e-4
+        """
+    )
+
+
 def test_sparse_products_run() -> None:
     run(
         """

@@ -148,3 +148,173 @@ def test_the_users_random_numbers_stay() -> None:
         assert torch.equal(torch.rand(3), a)
         """
     )
+
+
+def test_inference_mode_is_as_exact() -> None:
+    """There, operators that are made of others reach the dispatch mode whole."""
+    run(
+        """
+        a, b = torch.randn(24, 16), torch.randn(16, 8)
+        x = torch.randint(0, 9, (300,))
+        with torch.inference_mode():
+            rows, columns = torch.meshgrid(
+                torch.arange(3, device="cuda"), torch.arange(5, device="cuda"), indexing="ij"
+            )
+            assert rows.tolist() == [[0] * 5, [1] * 5, [2] * 5]
+            assert columns.tolist() == [list(range(5))] * 3
+            assert torch.allclose((a.cuda() @ b.cuda()).cpu(), a @ b, atol=1e-5)
+            g = x.cuda()
+            assert g[g > 4].tolist() == x[x > 4].tolist()
+            assert torch.where(g == 3)[0].tolist() == torch.where(x == 3)[0].tolist()
+            big = torch.randn(4, 1 << 20, device="cuda")
+            before = torch.cuda.memory_allocated()
+            y = torch.nn.functional.linear(big, torch.randn(64, 1 << 20, device="cuda"))
+            assert y.shape == (4, 64) and 0 <= y.sum().item() < 4 * 64
+        """
+    )
+
+
+def test_factorisations_succeed() -> None:
+    """Random numbers are no positive definite matrix: what is unknown factorises all the
+    same, and what is known fails where it must."""
+    run(
+        """
+        small = torch.randn(12, 8, 8)
+        small = small @ small.mT + torch.eye(8)
+        g = small.cuda()
+        assert torch.allclose(torch.linalg.cholesky(g).cpu(), torch.linalg.cholesky(small))
+        normal = torch.distributions.MultivariateNormal(torch.zeros(8, device="cuda"), g[0])
+        assert normal.rsample((5,)).shape == (5, 8)
+        try:
+            torch.linalg.cholesky(-g)
+            raise SystemExit("a negative matrix was factorised")
+        except torch.linalg.LinAlgError as error:
+            assert "Batch element 0" in str(error), error
+        for big in (torch.randn(64, 64, 64, device="cuda"), torch.randn(2200, 2200, device="cuda")):
+            lower, info = torch.linalg.cholesky_ex(big)
+            assert not info.any().item()
+            torch.linalg.cholesky(big), torch.linalg.inv(big), torch.linalg.solve(big, big)
+            pivots = torch.linalg.lu_factor(big).pivots.view(-1, big.shape[-1])
+            assert pivots[0, :3].tolist() == [1, 2, 3]
+            torch.linalg.slogdet(big)
+        """
+    )
+
+
+def test_functions_of_torch_func() -> None:
+    """Among what they allocate are zeros that have no memory."""
+    run(
+        """
+        from torch.func import functional_call, grad, hessian, vmap
+
+        model = torch.nn.Sequential(torch.nn.Linear(60, 30), torch.nn.ReLU()).cuda()
+        weights = dict(model.named_parameters())
+        def loss(weights, x, y):
+            out = functional_call(model, weights, (x[None],))
+            return torch.nn.functional.cross_entropy(out, y[None])
+        x, y = torch.randn(8, 60, device="cuda"), torch.randint(0, 30, (8,), device="cuda")
+        found = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
+        assert found["0.weight"].shape == (8, 30, 60)
+
+        cpu = torch.randn(50)
+        close = lambda a, b: torch.allclose(a.cpu(), b, atol=1e-5)
+        f = lambda t: (t[t > 0] ** 3).sum()
+        assert close(grad(f)(cpu.cuda()), grad(f)(cpu))
+        g = lambda t: (t.sort().values * torch.arange(50.0, device=t.device)).sum()
+        assert close(grad(g)(cpu.cuda()), grad(g)(cpu))
+        assert hessian(lambda t: (t**3).sum())(cpu.cuda()).shape == (50, 50)
+        """
+    )
+
+
+def test_places_where_guesses_are_seen() -> None:
+    """By file and line; what is computed, or never leaves the device, is none."""
+    done = run(
+        """
+        import os, tempfile, textwrap
+        text = '''
+        import torch
+        known = torch.arange(6.0, device="cuda")
+        large = torch.randn(300_000, device="cuda")
+        known.sum().item()
+        for _ in range(3):
+            loss = (large * 2).mean() + known.mean()
+            loss.item()
+        n = int((large > 0.5)[:10].nonzero().shape[0])
+        kept = known[known > loss]
+        large.cpu()
+        buffer = torch.zeros(2, device="cuda")
+        buffer[0] = loss
+        buffer[1] = 1
+        buffer.tolist()
+        buffer.zero_()
+        buffer.tolist()
+        if loss > 2: pass
+        '''
+        folder = tempfile.mkdtemp()
+        file = os.path.join(folder, "script.py")
+        text = textwrap.dedent(text)
+        open(file, "w").write(text)
+        exec(compile(text, file, "exec"), {})
+        print([(p["line"], p["how"], p["times"]) for p in values.report()["places"]
+               if p["file"] == file])
+        """
+    )
+    found = sorted(eval(done.stdout.strip().splitlines()[-1]))
+    assert found == [
+        (8, "read", 3),
+        (9, "made a size", 1),
+        (10, "made a size", 1),
+        (11, "copied to the host", 1),
+        (15, "copied to the host", 1),
+        (18, "read", 1),
+    ]
+
+
+def test_what_is_on_no_gpu_stays_where_it_is() -> None:
+    run(
+        """
+        with torch.device("meta"):
+            layer = torch.nn.Embedding(10, 4)
+        assert layer.weight.is_meta
+        torch.manual_seed(1)
+        a = torch.empty(3).normal_()
+        torch.manual_seed(1)
+        assert torch.equal(a, torch.randn(3)) and torch.normal(0.0, 1.0, (3,)).is_cpu
+        """
+    )
+
+
+def test_host_memory_is_that_of_the_programs_own_tensors() -> None:
+    """64 MiB on the CPU, copied to and from a device that holds much more, masks of large
+    floats, a save: at most 1.3 times those on the CPU."""
+    run(
+        """
+        import resource
+        def most():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MiB
+        def warm():
+            x = torch.randn(1 << 10, device="cuda")
+            x.untyped_storage().cpu(); (x > 0).sum().item(); x.isnan().any().item()
+            (x @ x).cpu(); x.cpu(); torch.ones(9).cuda()
+        warm()
+        before = most()
+        own = torch.ones(64 << 18)
+        model = [own.cuda() for _ in range(16)]  # a GiB
+        big = torch.randn(1 << 29, device="cuda")
+        big = (big * 2 + 1).relu_()
+        half = big.half()
+        mask = big > 0.5
+        assert mask.any().item() and 0 < mask[: 1 << 20].sum().item() < 1 << 20
+        assert not big.isnan().any().item()
+        chosen = torch.where(mask, big, big)
+        assert torch.cuda.memory_allocated() > 6 << 30
+        del own
+        back = model[0].untyped_storage().cpu()  # as torch.save does
+        assert back.nbytes() == 64 << 20
+        grown = most() - before
+        assert 64 <= grown <= 1.3 * 64 + 16, grown
+        numbers = torch.arange(1 << 20).cuda()
+        assert torch.equal(numbers.clone().cpu(), torch.arange(1 << 20))
+        """
+    )

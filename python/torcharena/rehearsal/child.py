@@ -33,6 +33,7 @@ _LOOK_EVERY = 0.25  # seconds
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
 _WRITE_EVERY = 1.0  # seconds
+_KEPT = 1 << 20  # bytes up to which copies are made where no values are computed
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ class Watch:
             limit = self.job.values_limit
             self.mode = Values(limit=limit, seed=self.job.seed)
             self.mode.__enter__()
+        else:
+            _keep_no_contents()
+        from . import compiling
+
+        compiling.install()
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
@@ -441,26 +447,32 @@ def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
     return found[::-1]
 
 
+def _keep_no_contents() -> None:
+    """Nobody computes with them: large copies within the device need not be made."""
+    with contextlib.suppress(AttributeError, OSError):
+        skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
+        skip.argtypes, skip.restype = [ctypes.c_size_t], None
+        skip(_KEPT)
+
+
 def _workspaces() -> dict[str, Any] | None:
-    """cuDNN's workspaces: from the real libcudnn or guessed, and the largest of each, bytes.
-    None where the program asked for none."""
+    """Workspaces by where their sizes come from, and the largest of each, bytes: told by the
+    real libcudnn, measured, or guessed, which is a stated default. ``why`` libcudnn is not
+    asked. None where the program asked for none."""
     try:
         ask = ctypes.CDLL(None).ta_simcuda_workspaces
     except (AttributeError, OSError):
         return None
-    counts = (ctypes.c_uint64 * 4)()
+    counts = (ctypes.c_uint64 * 6)()
     ask.restype = ctypes.c_char_p
     why = ask(counts)
-    told, guessed, largest_told, largest_guessed = counts
-    if not told and not guessed:
+    if not any(counts[::2]):
         return None
-    return {
-        "told": told,
-        "guessed": guessed,
-        "largest_told": largest_told,
-        "largest_guessed": largest_guessed,
-        "why": (why or b"").decode(errors="replace"),
-    }
+    found: dict[str, Any] = {}
+    for place, kind in enumerate(("told", "measured", "guessed")):
+        found[kind] = counts[2 * place]
+        found[f"largest_{kind}"] = counts[2 * place + 1]
+    return {**found, "why": (why or b"").decode(errors="replace")}
 
 
 def _flush() -> None:

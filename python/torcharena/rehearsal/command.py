@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ranks=options.ranks,
             record=options.record,
             keep_files=options.keep_files,
+            share=tuple(map(_folder, options.share)),
         )
         if options.record is not None:
             _can_record(options.record, asked)
@@ -108,6 +109,13 @@ def _limit(size: sizes.Size | None, gpu: str) -> int | None:
     if size is None:
         return None
     return size.resolve(cards.find(gpu).memory)
+
+
+def _folder(path: str) -> str:
+    found = os.path.realpath(path)
+    if not os.path.isdir(found):
+        raise ValueError(f"--share {path}: there is no such folder")
+    return found
 
 
 def _can_record(path: str, allocator: str) -> None:
@@ -250,6 +258,13 @@ def parser() -> argparse.ArgumentParser:
         help="keep the arena's trace: x.trace.xz, .gz or plain",
     )
     add("--keep-files", metavar="DIR", help="keep what the program writes, there")
+    add(
+        "--share",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="let it write below DIR in earnest; may be given several times",
+    )
     add("--json", action="store_true", help="one object, on the last line")
     add("-m", dest="module", action="store_true", help="the program is a module")
     add("program", nargs="?", help=argparse.SUPPRESS)

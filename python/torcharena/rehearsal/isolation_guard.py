@@ -286,8 +286,8 @@ class Guard:
             f"torcharena rehearse: the script would {what} what exists. There is no "
             f"throw-away layer over the files here ({self.why}), so files that exist are "
             "protected. Let the script write to a new place (what it makes anew is taken "
-            "away at the end, or kept by --keep-files DIR), or let it write in earnest by "
-            "--no-isolation",
+            "away at the end, or kept by --keep-files DIR), or let it write in earnest "
+            "below a folder that you name: --share DIR",
             path,
         )
 

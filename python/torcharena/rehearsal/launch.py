@@ -288,6 +288,7 @@ def run(
     find_places: bool = False,
     peak_step: int | None = None,
     keep_files: str | None = None,
+    share: Sequence[str] = (),
     quiet: bool = False,
     extra: dict[str, str] | None = None,
 ) -> Run:
@@ -318,7 +319,7 @@ def run(
     result = Run(allocator, card, limit)
     started = time.monotonic()
     log = os.path.join(folder, "output") if quiet else None
-    with _isolated(list(command), env, keep_files, folder) as layer:
+    with _isolated(list(command), env, keep_files, [folder, *share]) as layer:
         result.note = layer.note
         result.exit_code, killed = _wait(layer.argv, layer.env, log, timeout)
     result.refused = list(layer.refused)
@@ -386,14 +387,16 @@ class _Bare:
         pass
 
 
-def _isolated(argv: list[str], env: dict[str, str], keep: str | None, folder: str) -> Any:
+def _isolated(
+    argv: list[str], env: dict[str, str], keep: str | None, share: list[str]
+) -> Any:
     """The command in a throw-away layer over the files (``isolation.Wrapped``), which leaves
-    ``folder`` out."""
+    the folders of ``share`` out."""
     try:
         isolation: Any = importlib.import_module("torcharena.rehearsal.isolation")
     except ModuleNotFoundError:
         return _Bare(argv, env)
-    return isolation.wrap(argv, env, keep, share=[folder])
+    return isolation.wrap(argv, env, keep, share=share)
 
 
 def _wait(

@@ -44,6 +44,7 @@ class Options:
     ranks: str | None = None  # "all": the ranks of the first node, each a process
     record: str | None = None
     keep_files: str | None = None
+    share: tuple[str, ...] = ()  # folders that it changes in earnest
     again: bool = True  # repeat a run that ran out, or is too close, with other memory
     quiet: bool = False
 
@@ -138,6 +139,7 @@ class _Session:
             find_places=places,
             peak_step=self.peak_step,
             keep_files=options.keep_files if self.count == 1 else None,
+            share=options.share,
             quiet=options.quiet or self.count > 1,
             extra=self.extra,
             **more,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import textwrap
 from dataclasses import dataclass, field
@@ -37,7 +38,13 @@ _DECIDING = (
     "is_nonzero",
     "equal",
 )
-_GIB = float(1 << 30)
+_SEEN = 8  # places of guesses in the text
+_WORKSPACES = {
+    "told": "as the real libcudnn says of the card",
+    "measured": "by formulas that meet what libcudnn asks for",
+    "guessed": "by default (cuSOLVER, cuSPARSE, cuFFT, no libcudnn)",
+}
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclass
@@ -268,8 +275,8 @@ class Report:
         measured = "" if card.context_measured else ", not measured"
         cap = "" if self.limit is None else f"; capped at {format_size(self.limit)}"
         text = (
-            f"on a simulated {what}: {format_size(card.memory)}, of which the CUDA context "
-            f"takes {format_size(card.context)}{measured}{cap}"
+            f"on a simulated {what}: {_down(card.memory)}, of which the CUDA context "
+            f"takes {_up(card.context)}{measured}{cap}"
         )
         return [name, *_wrapped(text, width)]
 
@@ -280,10 +287,10 @@ class Report:
         ]
         for outcome in self.outcomes:
             run, said = outcome.run, outcome.verdict
-            margin = "" if said.margin is None else f"{said.margin / _GIB:+.2f} GiB"
+            margin = "" if said.margin is None else _margin(said.margin)
             lines.append(
-                f"{run.allocator:<11}{said.answer:<19}{format_size(run.peak_requested):>12}"
-                f"{format_size(run.peak_reserved):>12}{margin:>12}{run.steps or '':>7}"
+                f"{run.allocator:<11}{said.answer:<19}{_up(run.peak_requested):>12}"
+                f"{_up(run.peak_reserved):>12}{margin:>12}{run.steps or '':>7}"
                 f"{run.seconds:>6.0f}"
             )
         return lines
@@ -296,7 +303,14 @@ class Report:
             name = run.allocator
             if run.timed_out:
                 lines += _wrapped(f"{name}: stopped when the time was up, here:", width)
-                lines += _stack(run.first("stack") or [], width)
+                stack = run.first("stack") or []
+                lines += _stack(stack, width)
+                if _waits_for_a_value(stack, _seen(run)):
+                    lines += _wrapped(
+                        "  It reads a value there that was not computed: a loop that only "
+                        "such a value ends has no end in a rehearsal.",
+                        width,
+                    )
             elif run.failed:
                 error = run.first("error") or "it printed no Python error"
                 error = " ".join(_shortened(error, 400).split())
@@ -311,32 +325,35 @@ class Report:
                     ]
             elif run.oom:
                 oom = run.first("oom") or {}
-                wanted = oom.get("wanted")
-                asked = f" asking for {format_size(wanted)}" if wanted else ""
+                asked = _wanted(oom, run.first("error") or "")
                 needs = (
                     ""
                     if outcome.need is None
-                    else f"; with memory enough it takes {format_size(outcome.need)}"
+                    else f"; with memory enough it takes {_up(outcome.need)}"
                 )
                 lines += _wrapped(
                     f"{name}: runs out of memory{asked}{needs}, here:", width
                 )
                 lines += _stack(oom.get("stack") or [], width)
             elif said.answer == verdict.TOO_CLOSE:
+                margin = said.margin or 0
+                left = (
+                    f"{_down(margin)} left" if margin >= 0 else f"{_up(-margin)} wanting"
+                )
                 lines += _wrapped(
-                    f"{name}: {format_size(abs(said.margin or 0))} "
-                    f"{'left' if (said.margin or 0) >= 0 else 'wanting'}, and no telling "
-                    f"within {format_size(said.unsure)} (a share of the peak, and what is "
-                    "not measured of the card)",
+                    f"{name}: {left}, and no telling within {_up(said.unsure)} (a share of "
+                    "the peak, and what is not measured of the card)",
                     width,
                 )
             if run.ooms and run.exit_code == 0:
                 lines += _wrapped(
-                    f"{name}: refused {run.ooms} requests, and the script went on", width
+                    f"{name}: refused {_count(run.ooms, 'request')}, and the script went on",
+                    width,
                 )
-            if run.retries:
+            if run.retries and not run.oom:
                 lines += _wrapped(
-                    f"{name}: gave back its cache {run.retries} times to go on", width
+                    f"{name}: gave back its cache {_count(run.retries, 'time')} to go on",
+                    width,
                 )
             if name != "arena" and any(p["arena"] for p in run.processes):
                 lines += _wrapped(
@@ -391,8 +408,8 @@ class Report:
         if cap is None:
             return []
         return _wrapped(
-            f"Smallest cap that works: {format_size(cap)} under the arena, by replaying its "
-            f"trace. The context comes on top: {format_size(cap + self.card.context)}.",
+            f"Smallest cap that works: {_up(cap)} under the arena, by replaying its "
+            f"trace. The context comes on top: {_up(cap + self.card.context)}.",
             width,
         )
 
@@ -401,31 +418,43 @@ class Report:
         if not found or "places" not in found:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
-        kinds = ", ".join(
-            f"{kind} {format_size(size)}" for kind, size in found["kinds"].items()
-        )
+        kinds = ", ".join(f"{kind} {_up(size)}" for kind, size in found["kinds"].items())
         what = "was held when memory ran out" if found.get("now") else "holds the peak"
-        lines = _wrapped(
-            f"What {what} ({format_size(found['requested'])}{step}): {kinds}", width
-        )
+        lines = _wrapped(f"What {what} ({_up(found['requested'])}{step}): {kinds}", width)
         for row in found["places"]:
             kind = "" if row["kind"] == "other" else f" ({row['kind']})"
-            within = f", in {row['within']}" if row["within"] else ""
             blocks = "block " if row["blocks"] == 1 else "blocks"
-            lines.append(
-                _shortened(
-                    f"  {format_size(row['bytes']):>10} {row['blocks']:>5} {blocks} "
-                    f"{_end_of(row['place'])}{kind}{within}",
-                    width,
-                )
+            line = (
+                f"  {_up(row['bytes']):>10} {row['blocks']:>5} {blocks} "
+                f"{_end_of(row['place'])}{kind}"
             )
+            room = width - len(line) - len(", in ")
+            if row["within"] and room >= 16:  # the end of it says which
+                line += f", in {_end_of(row['within'], room)}"
+            lines.append(_shortened(line, width))
         return lines
 
     def _doubts(self, width: int) -> list[str]:
         """What was guessed."""
         lines: list[str] = []
+        first = self.outcomes[0].run
+        seen = _seen(first)
         read = {k: n for k, n in self.guessed.items() if k.startswith(_DECIDING)}
-        if read:
+        if seen:
+            lines += _wrapped(
+                "Where the program saw values that were not computed (if sizes hang on one, "
+                "another course, and another peak, is as likely):",
+                width,
+            )
+            for row in seen[:_SEEN]:
+                where = _file(row) if row["line"] else row["file"]
+                name = f" {row['function']}" if row["function"] else ""
+                times = f"  {row['times']:>9,} x {row['how']:<18} "
+                lines.append(times + _end_of(where + name, width - len(times)))
+            if len(seen) > _SEEN:
+                more = _count(len(seen) - _SEEN, "place")
+                lines.append(f"  and {more} more (--json has them)")
+        elif read:
             told = ", ".join(
                 f"{name} {count:,}" for name, count in list(read.items())[:8]
             )
@@ -434,26 +463,62 @@ class Report:
                 f"what decided the program's course (operation, times): {told}",
                 width,
             )
-        first = self.outcomes[0].run
         spaces = first.first("workspaces")
         if spaces:
-            why = f" ({spaces['why']})" if spaces["why"] else ""
-            lines += _wrapped(
-                f"Workspaces of cuDNN: {spaces['told']:,} as the real libcudnn says, at most "
-                f"{format_size(spaces['largest_told'])}; {spaces['guessed']:,} guessed, at most "
-                f"{format_size(spaces['largest_guessed'])}{why}.",
-                width,
-            )
+            lines += _workspaces(spaces, width)
         if first.refused:
+            shown = ", ".join(map(_shown, first.refused[:6]))
+            others = len(first.refused) - 6
             lines += _wrapped(
-                "Files that exist and that it was refused to change: "
-                + ", ".join(first.refused[:6])
-                + " (--keep-files DIR lets it write to copies)",
+                "Files that exist, which it was refused to change: "
+                + shown
+                + (f", and {others} more" if others > 0 else "")
+                + ". Have it write to a new place (what it makes anew is taken away at the "
+                "end), or let it write in earnest below one that you name: --share DIR.",
                 width,
             )
         if first.note:
             lines += _wrapped(f"Files: {first.note}.", width)
         return lines
+
+
+def _workspaces(spaces: dict[str, Any], width: int) -> list[str]:
+    """What is known of workspaces, by where it is known from."""
+    lines = ["Workspaces of NVIDIA's libraries:"]
+    why = spaces.get("why", "")
+    for kind, words in _WORKSPACES.items():
+        count = spaces.get(kind, 0)
+        if count:
+            largest = _up(spaces.get(f"largest_{kind}", 0))
+            lines.append(f"  {count:>9,} up to {largest:>10} {words}")
+    if spaces.get("guessed") and why not in ("", "not asked"):
+        lines += _wrapped(f"  (the real libcudnn is not asked: {why})", width)
+    return lines
+
+
+def _rounded(size: int, up: bool) -> str:
+    """Two decimals at most, upwards or downwards."""
+    units = (("GiB", _GIB), ("MiB", _MIB), ("KiB", 1 << 10), ("B", 1))
+    name, unit = next((u for u in units if size >= u[1]), units[-1])
+    hundredths = -(-size * 100 // unit) if up else size * 100 // unit
+    if hundredths == 102400 and unit < _GIB:
+        return _rounded(unit << 10, up)
+    return f"{hundredths / 100:.{0 if hundredths % 100 == 0 else 2}f} {name}"
+
+
+def _up(size: int) -> str:
+    """What is needed: no digit that is left out makes it less."""
+    return _rounded(size, True)
+
+
+def _down(size: int) -> str:
+    """What is there: no digit that is left out makes it more."""
+    return _rounded(size, False)
+
+
+def _margin(size: int) -> str:
+    """GiB with a sign, downwards: what is wanting never shows as nothing."""
+    return f"{size * 100 // _GIB / 100:+.2f} GiB"
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -464,14 +529,9 @@ def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _end_of(place: str) -> str:
+def _end_of(place: str, width: int = 52) -> str:
     """A place whose path is long, without its beginning."""
-    return place if len(place) <= 52 else f"...{place[-49:]}"
-
-
-def _tells(file: str) -> bool:
-    """Whether a traceback may end there: not in the mode that computes values."""
-    return not places.is_ours(file) and not file.endswith("/torch/_ops.py")
+    return place if len(place) <= width else f"...{place[3 - width :]}"
 
 
 def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:
@@ -479,7 +539,7 @@ def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:
     lines = []
     shown = [f for f in frames if places.is_users(f["file"])]
     if frames and frames[-1] not in shown:
-        last = next((f for f in reversed(frames) if _tells(f["file"])), None)
+        last = next((f for f in reversed(frames) if not _is_dispatch(f["file"])), None)
         if last is not None:
             shown.append(last)
     for frame in shown[-8:]:
@@ -490,10 +550,43 @@ def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:
     return lines
 
 
+def _is_dispatch(file: str) -> bool:
+    """Ours, and what torch puts between us and its operators."""
+    return places.is_ours(file) or file.endswith("/torch/_ops.py")
+
+
+def _wanted(oom: dict[str, Any], error: str) -> str:
+    """What the request that failed was for, as far as it is known."""
+    if oom.get("wanted"):
+        return f" asking for {_up(oom['wanted'])}"
+    said = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", error)
+    return f" asking for {said[1]}" if said else ""
+
+
+def _seen(run: Run) -> list[dict[str, Any]]:
+    """Where the program saw values that were not computed."""
+    return list((run.first("values") or {}).get("places") or [])
+
+
+def _waits_for_a_value(stack: list[dict[str, Any]], seen: list[dict[str, Any]]) -> bool:
+    lines = {(frame["file"], frame["line"]) for frame in stack}
+    return any((row["file"], row["line"]) in lines for row in seen)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _file(frame: dict[str, Any]) -> str:
-    file = frame["file"]
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return f"{file if relative.startswith('..') else relative}:{frame['line']}"
+    return f"{_shown(frame['file'])}:{frame['line']}"
+
+
+def _shown(path: str) -> str:
+    """From the working folder, if it is there."""
+    if not os.path.isabs(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def _source(frame: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from . import guesses, inside
+
 __all__ = ["DEFAULT_LIMIT", "Values"]
 
 DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
@@ -37,11 +40,13 @@ _WORK = 1 << 25  # multiplications up to which a product is computed
 _WIDEST = 8  # bytes of an element
 _ALL = (1 << 64) - 1
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
+_SPRINKLED = 1 << 24  # booleans up to which all are random, and how many are beyond:
+_SPOTS = 16  # in so many parts, of a mebibyte each
 _aten = torch.ops.aten
 
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
-_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM, _RANKS = range(8)
+_VIEW, _PLAIN, _LEAVE, _DYNAMIC, _COPY, _INDEX, _ITEM, _RANKS, _OPENED = range(9)
 
 # Integers in their results are for the backward pass alone, or states of generators.
 _LEFT_ALONE = (
@@ -102,6 +107,7 @@ _PRODUCTS = (
     "linear",
 )
 _ZEROS = ("zero_", "zeros", "zeros_like", "new_zeros")
+_OVERWRITES = ("copy_", "fill_", "normal_", "random_", "uniform_", "zero_")
 _EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
 _CHOICES = (
     "argmax",
@@ -119,7 +125,7 @@ _CHOICES = (
 class _Plan:
     """What to do with one operator, looked up once."""
 
-    __slots__ = ("kind", "name", "seeded", "writes")
+    __slots__ = ("composite", "fresh", "kind", "name", "seeded", "sparse", "writes")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -131,11 +137,21 @@ class _Plan:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        # What it writes held nothing that it reads.
+        self.fresh = name in _OVERWRITES or "out" in schema.overload_name
+        # Made of other operators; in inference mode these arrive whole.
+        kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        self.composite = kernel(func.name(), "CompositeImplicitAutograd") and not kernel(
+            func.name(), "CUDA"
+        )
+        self.sparse = name in inside.SPARSE or "sparse" in name or name == "_coalesce"
         returns = schema.returns
         if schema.name.startswith(("c10d::", "_c10d_functional")):
             self.kind = _RANKS
         elif name == "_local_scalar_dense":
             self.kind = _ITEM
+        elif name in inside.OPENED:
+            self.kind = _OPENED
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
         elif name in _INDEXING:
@@ -160,6 +176,19 @@ def _tensors(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
         elif isinstance(value, (list, tuple)):
             _tensors(value, found)
     return found
+
+
+def _is_in(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
+
+
+def _is_for_device(args: Any, kwargs: Any) -> bool:
+    """An operator on the simulated GPU: no tensor is elsewhere, nor is it asked for there."""
+    tensors = _tensors(args, _tensors(kwargs.values(), []))
+    if tensors:
+        return any(t.is_cuda for t in tensors)
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "cuda"
 
 
 def _is_float(tensor: torch.Tensor) -> bool:
@@ -216,10 +245,17 @@ class Values(TorchDispatchMode):
         self.limit = limit
         self.plans: dict[Any, _Plan] = {}
         self.guessed: Counter[str] = Counter()  #: operators fed or filled at random
+        self.guesses = guesses.Guesses()  #: which contents are, and where one was read
         self.failed: Counter[str] = Counter()  #: operators the CPU could not compute
         self.generator = torch.Generator().manual_seed(seed)
         self.tile = torch.rand(1 << 18, generator=self.generator)
         self.bits = self.tile > 0.5
+        # The same in each type, to be copied: (address, bytes, the tensor that keeps it).
+        self.tiles: dict[torch.dtype, tuple[int, int, torch.Tensor]] = {}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.bool):
+            tile = self.bits if dtype is torch.bool else self.tile[: limit * 2].to(dtype)
+            size = tile.numel() * tile.element_size()
+            self.tiles[dtype] = (tile.data_ptr(), size, tile)
         try:
             skip = ctypes.CDLL(None).ta_simcuda_skip_above
             skip.argtypes, skip.restype = [ctypes.c_size_t], None
@@ -227,11 +263,15 @@ class Values(TorchDispatchMode):
             device_skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
             device_skip.argtypes, device_skip.restype = [ctypes.c_size_t], None
             self.device_skip: Any = device_skip
+            touched = ctypes.CDLL(None).ta_simcuda_copy_touched
+            touched.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+            touched.restype = None
+            self.touched: Any = touched
             zero = ctypes.CDLL(None).ta_simcuda_zero
             zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
             self.zero: Any = zero
         except AttributeError:
-            self.skip = self.device_skip = self.zero = None
+            self.skip = self.device_skip = self.zero = self.touched = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -289,13 +329,20 @@ class Values(TorchDispatchMode):
         """The mode itself, without what entering it at first does."""
         return contextlib.nullcontext() if self in _stack() else _Again(self)
 
+    def report(self) -> dict[str, Any]:
+        """For the rehearsal's: where the program saw guesses, and what the CPU could not do."""
+        return {
+            "places": self.guesses.report(),
+            "failed": dict(list(self.failed.items())),
+        }
+
     # --- what is known ------------------------------------------------------------------
     def known(self, tensor: torch.Tensor) -> bool:
         """True where the contents are kept: integers, booleans, small floats, the CPU's."""
         if not tensor.is_cuda:
             return True
-        if tensor.layout is not torch.strided:
-            return False
+        if tensor.layout is not torch.strided or tensor._is_zerotensor():
+            return False  # the latter: forward derivatives' zeros, which have no memory
         if not _is_float(tensor):
             return True
         if tensor.numel() > self.limit:
@@ -306,6 +353,15 @@ class Values(TorchDispatchMode):
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Random contents: floats in [0, 1), booleans, small integers left as they are."""
+        tile = self.tiles.get(tensor.dtype)
+        if tile is not None and tensor.is_contiguous():
+            size = tensor.numel() * tensor.element_size()
+            if size <= tile[1]:
+                ctypes.memmove(tensor.data_ptr(), tile[0], size)
+                return
+            if tensor.dtype is torch.bool:
+                self._sprinkle(tensor.data_ptr(), size)
+                return
         out = _view(tensor)
         if out.dtype is torch.bool:
             source = self.bits
@@ -320,6 +376,20 @@ class Values(TorchDispatchMode):
         whole = source.repeat(-(-count // source.numel()))[:count]
         out.copy_(whole.view(out.shape))
 
+    def _sprinkle(self, address: int, size: int) -> None:
+        """Random booleans; where there are very many, in parts of them, spread evenly, and
+        none between: a mask over large floats takes little host memory."""
+        source, most, _ = self.tiles[torch.bool]
+        if size > _SPRINKLED and self.zero is not None and not self.zero(address, size):
+            part = _SPRINKLED // _SPOTS
+            step = size // _SPOTS // part * part
+            for spot in range(_SPOTS):
+                for at in range(0, part, most):
+                    ctypes.memmove(address + spot * step + at, source, most)
+            return
+        for at in range(0, size, most):
+            ctypes.memmove(address + at, source, min(most, size - at))
+
     def random_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Random numbers in the shape of a tensor whose contents are unknown."""
         count = tensor.numel()
@@ -329,26 +399,39 @@ class Values(TorchDispatchMode):
         return flat[start : start + count].view(tensor.shape).to(tensor.dtype)
 
     # --- converting arguments -------------------------------------------------------------
-    def _convert(self, value: Any) -> Any:
+    def _convert(self, value: Any, reads: bool = False) -> Any:
+        """An argument for the CPU. ``reads``: it is not written to."""
         if isinstance(value, torch.Tensor):
             if not value.is_cuda:
                 return value
-            if self.known(value):
-                return _view(value)
-            return self.random_like(value)
+            if not self.known(value):
+                return self.random_like(value)
+            return self._sparsely(value) if reads else _view(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._convert(v) for v in value)
+            return type(value)(self._convert(v, reads) for v in value)
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
             return self.generator
         return value
 
+    def _sparsely(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `_view`; of much memory, most of which nobody wrote, a copy of what was
+        written: to read the rest in its place would make its pages."""
+        size = tensor.numel() * tensor.element_size()
+        if size <= _SPRINKLED or self.touched is None or not tensor.is_contiguous():
+            return _view(tensor)
+        zeros = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = torch.frombuffer(zeros, dtype=tensor.dtype)
+        self.touched(memory.data_ptr(), tensor.data_ptr(), size)
+        return memory.view(tensor.shape)
+
     def _on_cpu(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """The operator on the CPU over the same memory; None where it cannot."""
         try:
-            cpu_args = self._convert(tuple(args))
-            cpu_kwargs = {k: self._convert(v) for k, v in kwargs.items()}
+            reads = not plan.writes
+            cpu_args = self._convert(tuple(args), reads)
+            cpu_kwargs = {k: self._convert(v, reads) for k, v in kwargs.items()}
             if cpu_kwargs.get("pin_memory"):
                 cpu_kwargs["pin_memory"] = False
             if not plan.seeded or cpu_kwargs.get("generator") is not None:
@@ -379,14 +462,25 @@ class Values(TorchDispatchMode):
         if plan is None:
             plan = self.plans[func] = _Plan(func)
         kind = plan.kind
+        if plan.composite and kind != _RANKS:
+            with self.again():
+                return func.decompose(*args, **kwargs)
+        if plan.sparse and inside.has_sparse(args):
+            return inside.run(self, func, plan.name, args, kwargs)
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
+        if kind == _OPENED and _is_for_device(args, kwargs):
+            result = inside.run(self, func, plan.name, args, kwargs)
+            self._after(func, plan, args, kwargs, result)
+            return result
         if kind == _RANKS:
             return self._between_ranks(func, plan, args, kwargs)
         if kind == _ITEM:
             return self._item(func, args)
         if kind == _COPY:
             return self._copy(func, plan, args, kwargs)
+        if plan.name == "_linalg_check_errors" and args[0].is_cuda:
+            return func(_view(args[0]), *args[1:], **kwargs)
         if kind == _INDEX:
             args = self._indices(args)
         elif kind == _DYNAMIC:
@@ -418,7 +512,10 @@ class Values(TorchDispatchMode):
         value = func(*args)
         if args[0].is_cuda and isinstance(value, float) and not self.known(args[0]):
             self.guessed["item"] += 1
+            self.guesses.seen(guesses.READ)
             value = float(torch.rand((), generator=self.generator))
+        elif self.guesses.among(args[:1]):
+            self.guesses.seen(guesses.READ)
         return value
 
     def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
@@ -436,15 +533,18 @@ class Values(TorchDispatchMode):
         else:
             with self.exactly(inputs):
                 result = func(*args, **kwargs)
-        if large:
-            return result
         source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
-        if (
+        to_host = (
             isinstance(result, torch.Tensor)
             and isinstance(source, torch.Tensor)
             and source.is_cuda
             and not result.is_cuda
-        ):
+        )
+        if to_host and (not self.known(source) or self.guesses.among((source,))):
+            self.guesses.seen(guesses.COPIED)
+        if large:
+            return result
+        if to_host:
             # To the host: only plain bytes are moved, what else there is is a kernel's.
             plain = source.is_contiguous() and result.is_contiguous()
             if not plain or source.dtype != result.dtype:
@@ -461,6 +561,8 @@ class Values(TorchDispatchMode):
             for i in indices
         ):
             return args
+        if self.guesses.among(i for i in indices if i is not None):
+            self.guesses.seen(guesses.SIZED)
         made: list[Any] = []
         for index in indices:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -485,7 +587,11 @@ class Values(TorchDispatchMode):
     def _sized_by_values(
         self, func: Any, plan: _Plan, args: Any, kwargs: Any, inputs: list[torch.Tensor]
     ) -> Any:
-        if not all(self.known(t) for t in inputs):
+        unknown = not all(self.known(t) for t in inputs)
+        guess = unknown or self.guesses.among(inputs)
+        if guess:
+            self.guesses.seen(guesses.SIZED)
+        if unknown:
             self.guessed[plan.name] += 1
             if plan.name == "equal":
                 return args[0].shape == args[1].shape
@@ -493,7 +599,9 @@ class Values(TorchDispatchMode):
         if result is None:
             return func(*args, **kwargs)
         device = next(t.device for t in inputs if t.is_cuda)
-        return self._give(result, device)
+        made = self._give(result, device)
+        self.guesses.mark(_tensors((made,), []), guess)
+        return made
 
     def _after(self, func: Any, plan: _Plan, args: Any, kwargs: Any, result: Any) -> None:
         """Computes what matters of an operation that has run."""
@@ -508,12 +616,25 @@ class Values(TorchDispatchMode):
         if not wanted:
             return
         if plan.name in _ZEROS and self._zeroed(outputs):
+            self.guesses.mark(wanted, False)
             return
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
             return
         integers = [t for t in wanted if not _is_float(t)]
+        much = (
+            not unknown
+            and plan.name in _PRODUCTS
+            and self._work(plan, inputs, outputs) > _WORK
+        )
+        if unknown or much:
+            guess = True
+        elif plan.fresh:
+            guess = self.guesses.among(t for t in inputs if not _is_in(t, written))
+        else:
+            guess = self.guesses.among(inputs)
+        self.guesses.mark(wanted, guess)
         if unknown:
             self.guessed[plan.name] += 1
             if not integers:
@@ -521,12 +642,15 @@ class Values(TorchDispatchMode):
                     for tensor in wanted:
                         self.fill(tensor)
                 return
+            if plan.name.startswith(("linalg_", "_linalg_")):
+                self._factor(plan, outputs)
+                return
             quick = plan.name in _CHOICES or plan.name in _EQUALITIES
             if quick or max(t.numel() for t in unknown) > _FEED:
                 chosen = self._choose(plan, args, kwargs, outputs, unknown[0])
                 if chosen:
                     return
-        elif plan.name in _PRODUCTS and self._work(plan, inputs, outputs) > _WORK:
+        elif much:
             self.guessed[plan.name] += 1
             for tensor in wanted:
                 self.fill(tensor)
@@ -544,17 +668,32 @@ class Values(TorchDispatchMode):
             if known and tensor.shape == value.shape:
                 _view(tensor).copy_(value)
 
+    def _factor(self, plan: _Plan, outputs: list[torch.Tensor]) -> None:
+        """A factorisation of an unknown matrix: it succeeds, without exchanges of rows. Of
+        random numbers most fail."""
+        for place, tensor in enumerate(outputs):
+            if not self.known(tensor) or not tensor.numel():
+                continue
+            if _is_float(tensor):
+                self.fill(tensor)
+            elif plan.name == "linalg_lstsq":  # the rank
+                _view(tensor).fill_(outputs[0].shape[-2])
+            elif plan.name.endswith("_ex") and place == len(outputs) - 1:
+                _view(tensor).zero_()
+            else:
+                pivots = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype)
+                _view(tensor).copy_(pivots.expand(tensor.shape))
+
     def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
-        """Large zeros are made by giving their pages back."""
+        """Zeros need no computing; large ones are made by giving their pages back."""
         tensor = outputs[0]
         size = tensor.numel() * tensor.element_size()
-        if (
-            self.zero is None
-            or size <= self.limit * _WIDEST
-            or not tensor.is_contiguous()
-        ):
+        if not tensor.is_cuda or not tensor.is_contiguous():
             return False
-        return bool(self.zero(tensor.data_ptr(), size) == 0)
+        if size <= self.limit * _WIDEST:
+            ctypes.memset(tensor.data_ptr(), 0, size)
+            return True
+        return bool(self.zero is not None and self.zero(tensor.data_ptr(), size) == 0)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
@@ -614,9 +753,9 @@ class Values(TorchDispatchMode):
                 if name in ("isnan", "isinf", "isneginf", "isposinf", "eq", "ne"):
                     # Two random numbers are hardly ever equal; the same one always is.
                     same = len(args) > 1 and args[0] is args[1]
-                    _view(tensor).fill_(
-                        (name == "ne") != same if name in ("eq", "ne") else 0
-                    )
+                    value = (name == "ne") != same if name in ("eq", "ne") else False
+                    if value or not self._zeroed([tensor]):
+                        _view(tensor).fill_(value)
                 elif name == "isfinite":
                     _view(tensor).fill_(True)
                 else:
