@@ -19,8 +19,7 @@ static const char usage[] =
     "  --limit-ratio R   cap at R times the trace's peak of requested bytes\n"
     "  --limit BYTES     cap\n"
     "  --page MIB        page size\n"
-    "  --grow-until R    reserved over live peak up to which pages are made\n"
-    "  --wait-above R    reserved over live peak above which an idle page is waited for\n"
+    "  --slack R         reserved over live peak up to which pages are made (1.02)\n"
     "  --pass-after N    allocations after which a stream has passed (1000)\n"
     "  --null            driver calls that do nothing (speed)\n"
     "  --repeat N        run N times, show the fastest\n"
@@ -126,10 +125,8 @@ int main(int argc, char **argv)
                 options.limit = strtoull(value, NULL, 10);
             else if (strcmp(name, "--page") == 0)
                 options.page_bytes = strtoull(value, NULL, 10) << 20;
-            else if (strcmp(name, "--grow-until") == 0)
-                options.grow_until = atof(value);
-            else if (strcmp(name, "--wait-above") == 0)
-                options.wait_above = atof(value);
+            else if (strcmp(name, "--slack") == 0)
+                options.slack = atof(value);
             else if (strcmp(name, "--pass-after") == 0)
                 options.pass_after = strtoull(value, NULL, 10);
             else if (strcmp(name, "--repeat") == 0)

@@ -107,6 +107,7 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     ta_spin_take(&d->counting);
     d->stats.slow_allocs++;
     ta_spin_drop(&d->counting);
+    ta_partly_used(d);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
     if (status == TA_OUT_OF_MEMORY && !d->plain) {
         for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
@@ -132,6 +133,11 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     if (!status && !arena) {
         if (state) arena = ta_arena_get(d, state, size <= TA_SMALL_MAX, pool);
         if (!arena) status = TA_NO_HOST_MEMORY;
+    }
+    if (!status && atomic_load_explicit(&d->over, memory_order_relaxed)) {
+        uint64_t released = 0;
+        status = ta_pages_give_back(d, ta_limit_of(d, NULL), true, &released);
+        ta_pages_judge(d);
     }
     if (!status && !alloc_mapped(arena, bytes, size, ptr))
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
@@ -177,6 +183,7 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
     if (pools && !(pool = ta_pool_for(d, stream)))
         arena = ta_arena_find(d, ta_stream_key(stream), small);
     if (arena && size <= d->total &&
+        !atomic_load_explicit(&d->over, memory_order_relaxed) &&
         alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
         return TA_OK;
     return alloc_locked(d, arena, state, pool, size, stream, ptr, oom);
@@ -196,17 +203,20 @@ static ta_arena *lock_arena_of(ta_allocator *a, uint64_t addr)
     return NULL;
 }
 
-/* Recording comes first: it needs `pages`, which stands above the arena's lock. */
-static void free_recorded(ta_device *d, ta_arena *arena, ta_block *b)
+/* Recording comes first: it needs `pages`, which stands above the arena's lock. Streams that
+ * the block was recorded for are named, as torch's own allocator does; its own stream only
+ * where it exists, since that allocator frees a block whose stream is gone. */
+static void free_recorded(ta_device *d, ta_arena *arena, ta_block *b, bool exists)
 {
     uintptr_t saved[2];
     bool entered = ta_enter(d, saved) == TA_OK;
     ta_lock_take(&d->pages);
     uint64_t tick = atomic_load(&d->tick);
-    if (!arena->stream->owned && entered) ta_stream_mark(d, arena->stream, tick);
+    if (!arena->stream->lasts)
+        ta_stream_mark_free(d, arena->stream, tick, exists && entered);
     for (ta_use *u = b->uses; u; u = u->next) {
         u->tick = atomic_load(&d->tick);
-        if (entered) ta_stream_mark(d, u->stream, u->tick);
+        ta_stream_mark_free(d, u->stream, u->tick, entered);
     }
     ta_lock_take(&arena->lock);
     b->state = TA_LIVE;
@@ -221,11 +231,21 @@ ta_status ta_free(ta_allocator *a, void *ptr)
     if (!ptr) return TA_OK;
     if (ta_forked(a)) return TA_FORKED;
     ta_arena *arena = lock_arena_of(a, (uintptr_t)ptr);
+    bool exists = false;
+    if (arena &&
+        !arena->stream->lasts) { /* asked with no lock held, then looked up again */
+        ta_device *device = arena->device;
+        ta_stream stream = arena->stream->handle;
+        ta_lock_drop(&arena->lock);
+        exists = ta_stream_exists(device, stream);
+        arena = lock_arena_of(a, (uintptr_t)ptr);
+        exists = exists && arena && arena->stream->handle == stream;
+    }
     if (!arena) return TA_INVALID;
     ta_device *d = arena->device;
     ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
     bool ours = b && b->state == TA_LIVE,
-         record = ours && (b->uses || !arena->stream->owned);
+         record = ours && (b->uses || !arena->stream->lasts);
     /* Told before anything is recorded and before the tick is read: what others queue after
      * an event of ours then comes after the FREE. */
     if (ours) ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
@@ -234,7 +254,7 @@ ta_status ta_free(ta_allocator *a, void *ptr)
     else if (ours)
         ta_block_end(arena, b, atomic_load_explicit(&d->tick, memory_order_relaxed));
     ta_lock_drop(&arena->lock);
-    if (record) free_recorded(d, arena, b);
+    if (record) free_recorded(d, arena, b, exists);
     return ours ? TA_OK : TA_INVALID;
 }
 

@@ -121,12 +121,12 @@ void ta_allocator_destroy(ta_allocator *a)
     free(a);
 }
 
-ta_status ta_set_stream_owner(ta_allocator *a, ta_stream_owner *owned, void *context)
+ta_status ta_set_stream_life(ta_allocator *a, ta_stream_asked *asked, void *context)
 {
     if (ta_forked(a)) return TA_FORKED;
     ta_lock_take(&a->setup);
-    a->owner = owned;
-    a->owner_context = context;
+    a->asked = asked;
+    a->asked_context = context;
     ta_lock_drop(&a->setup);
     return TA_OK;
 }

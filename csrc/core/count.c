@@ -41,6 +41,8 @@ uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested)
     up(d->stats.requested, kind, requested);
     up(d->stats.active_blocks, kind, 1);
     up(d->stats.active, kind, bytes);
+    const uint64_t live = d->stats.allocated[TA_POOL_ALL].current;
+    if (live > d->live_peak) d->live_peak = live;
     uint64_t serial = ++d->serial * TA_MAX_DEVICES + (uint64_t)d->ordinal;
     ta_spin_drop(&d->counting);
     return serial;

@@ -16,6 +16,8 @@
 typedef uint64_t ta_handle;         /* physical memory; 0 is none */
 typedef struct ta_event_ *ta_event; /* the driver's event; NULL is none */
 
+#define TA_FOREVER_US 1e18
+
 typedef enum ta_tier { TA_TIER_DEVICE = 0, TA_TIER_HOST = 1 } ta_tier;
 
 typedef struct ta_driver ta_driver;
@@ -63,7 +65,8 @@ struct ta_driver {
     ta_status (*event_destroy)(void *self, ta_event event);
     ta_status (*event_record)(void *self, ta_event event, int device, ta_stream stream);
     ta_status (*event_query)(void *self, ta_event event); /* TA_OK or TA_NOT_READY */
-    ta_status (*event_wait)(void *self, ta_event event);  /* blocks the thread */
+    /* Blocks the thread until the event has passed, or so long: TA_NOT_READY. */
+    ta_status (*event_wait)(void *self, ta_event event, double most_us);
     /* True while the stream is being captured into a graph. */
     ta_status (*is_capturing)(void *self, int device, ta_stream stream, bool *yes);
     /* Waits for all work of the device, by any stream. Never called while a capture that we

@@ -34,16 +34,21 @@ static ta_stream_state *find(const ta_device *d, uintptr_t key)
 }
 
 /* The per-thread stream ends with its thread, whoever says otherwise. */
-static bool ask_owner(ta_device *d, ta_stream handle)
+static ta_stream_life life(ta_device *d, ta_stream handle)
 {
     ta_allocator *a = d->allocator;
-    if (default_stream(handle)) return true;
-    if ((uintptr_t)handle == TA_PER_THREAD) return false;
+    if (default_stream(handle)) return TA_STREAM_LASTS;
+    if ((uintptr_t)handle == TA_PER_THREAD) return TA_STREAM_EXISTS;
     ta_lock_take(&a->setup);
-    ta_stream_owner *owner = a->owner;
-    void *context = a->owner_context;
+    ta_stream_asked *asked = a->asked;
+    void *context = a->asked_context;
     ta_lock_drop(&a->setup);
-    return owner && owner(context, d->ordinal, handle);
+    return asked ? asked(context, d->ordinal, handle) : TA_STREAM_EXISTS;
+}
+
+bool ta_stream_exists(ta_device *d, ta_stream handle)
+{
+    return life(d, handle) != TA_STREAM_STRANGE;
 }
 
 ta_stream_state *ta_stream_meet(ta_device *d, ta_stream handle)
@@ -53,12 +58,13 @@ ta_stream_state *ta_stream_meet(ta_device *d, ta_stream handle)
     ta_stream_state *s = find(d, key);
     ta_lock_drop(&d->pages);
     if (s) return s; /* states stay until the device's end */
-    bool owned = ask_owner(d, handle);
+    bool lasts = life(d, handle) == TA_STREAM_LASTS;
     ta_stream_state *made = calloc(1, sizeof *made);
     if (!made) return NULL;
     made->handle = handle;
     made->key = key;
-    made->owned = owned;
+    made->lasts = lasts;
+    made->unmarked = TA_NEVER;
     ta_lock_take(&d->pages);
     s = find(d, key); /* another thread may have met it meanwhile */
     if (!s) {
@@ -82,7 +88,8 @@ static void spare_mark(ta_device *d, ta_mark_event *m)
 static void pop_mark(ta_device *d, ta_stream_state *s)
 {
     ta_mark_event *m = s->first;
-    if (m->tick > s->passed) s->passed = m->tick;
+    uint64_t tick = m->tick < s->unmarked ? m->tick : s->unmarked;
+    if (tick > s->passed) s->passed = tick;
     s->first = m->next;
     if (!s->first) s->last = NULL;
     s->marks--;
@@ -99,13 +106,16 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
 {
     if (s->marked > tick) return TA_OK;
     if (!ours(s)) return TA_UNSUPPORTED;
+    if (s->marks >= MARKS_MAX) ta_stream_poll(d, s);
     bool move = s->marks >= MARKS_MAX && !s->last->waiters;
+    if (move && !s->lasts) return TA_UNSUPPORTED; /* its point may be another stream's */
     ta_mark_event *m = move ? s->last : d->spare_marks;
     if (!m && !(m = calloc(1, sizeof *m))) return TA_NO_HOST_MEMORY;
     if (m == d->spare_marks) d->spare_marks = m->next;
     tick = atomic_fetch_add(&d->tick, 1) + 1;
     ta_status status = ta_call_record(d, s->handle, &m->event);
-    s->capturing = status == TA_NOT_READY;
+    /* A capture of torch's has its pool open, which tells of its end by itself. */
+    s->capturing = status == TA_NOT_READY && !atomic_load(&d->open_count);
     s->foreign = status && status != TA_NOT_READY;
     if (status) {
         if (!move) spare_mark(d, m); /* else it stands for its old point as before */
@@ -121,10 +131,24 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
     return TA_OK;
 }
 
+/* Marks reach past what was freed at `tick`, or none ever will. */
+static bool marked(const ta_stream_state *s, uint64_t tick)
+{
+    return s->marked > tick && s->unmarked > tick;
+}
+
+void ta_stream_mark_free(ta_device *d, ta_stream_state *s, uint64_t tick, bool exists)
+{
+    if (exists && !ta_stream_mark(d, s, tick)) return;
+    if (s->lasts) return; /* it is marked when its pages are wanted */
+    if (s->unmarked == TA_NEVER) s->unmarked = tick;
+    s->unmarked_last = tick;
+}
+
 ta_status ta_stream_remark(ta_device *d, ta_stream_state *s, uint64_t tick)
 {
-    if (s->marked <= tick && !s->owned && !s->capturing) return TA_UNSUPPORTED;
-    return ta_stream_mark(d, s, tick);
+    if (s->lasts) return ta_stream_mark(d, s, tick);
+    return marked(s, tick) ? TA_OK : TA_UNSUPPORTED;
 }
 
 /* The device can be waited for: no capture would break, of a pool or of a stream we know. */
@@ -134,10 +158,10 @@ static bool device_waitable(ta_device *d)
     if (atomic_load(&d->open_count)) return false;
     for (ta_stream_state *s = d->streams; s; s = s->next) {
         bool capturing = false;
-        if (!s->owned && !s->capturing) continue; /* it may be gone */
+        if (!s->lasts && !s->capturing) continue; /* it may be gone */
         if (!ours(s)) return false;               /* nobody but its thread can tell */
         if (driver->is_capturing(driver->self, d->ordinal, s->handle, &capturing)) {
-            if (s->owned) return false;
+            if (s->lasts) return false;
             s->capturing = false; /* it is gone */
         } else if (capturing)
             return false;
@@ -145,9 +169,10 @@ static bool device_waitable(ta_device *d)
     return true;
 }
 
-bool ta_stream_waitable(ta_device *d, ta_stream_state *s, uint64_t tick)
+bool ta_stream_waitable(ta_device *d, ta_stream_state *s, uint64_t tick, double most_us)
 {
-    return s->marked > tick || device_waitable(d);
+    if (most_us < TA_FOREVER_US) return marked(s, tick) && s->slow <= s->passed;
+    return marked(s, tick) || device_waitable(d);
 }
 
 static void count_wait(ta_device *d, double since)
@@ -164,22 +189,24 @@ static ta_status wait_for_device(ta_device *d, const ta_stream_state *s, uint64_
     return !status && s->passed <= tick ? TA_NOT_READY : status;
 }
 
-ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
+ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick, double most_us)
 {
     const ta_driver *driver = d->allocator->driver;
+    const bool forever = most_us >= TA_FOREVER_US;
     ta_status status = ta_stream_remark(d, s, tick);
     if (status == TA_NOT_READY || status == TA_GONE) return status;
-    if (status) return wait_for_device(d, s, tick);
+    if (status) return forever ? wait_for_device(d, s, tick) : TA_NOT_READY;
     if (s->passed > tick) return TA_OK;
     /* A handle of others may stand for another stream by now, so that a later mark says
      * nothing of an earlier one: one at a time, and the caller looks again. */
     ta_mark_event *m = s->first;
-    while (s->owned && m && m->tick <= tick) m = m->next;
+    while (s->lasts && m && m->tick <= tick) m = m->next;
     if (!m) return TA_OK;
     double since = ta_now_us();
     m->waiters++;
     ta_lock_drop(&d->pages);
-    status = driver->event_wait(driver->self, m->event);
+    const uint64_t awaited = m->tick;
+    status = driver->event_wait(driver->self, m->event, most_us);
     ta_lock_take(&d->pages);
     m->waiters--;
     count_wait(d, since);
@@ -189,8 +216,23 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick)
         tick = m->tick;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
     }
-    if (status && status != TA_GONE) return wait_for_device(d, s, tick);
+    if (status == TA_NOT_READY && awaited > s->slow) s->slow = awaited;
+    if (status && status != TA_GONE)
+        return forever ? wait_for_device(d, s, tick) : TA_NOT_READY;
     return status;
+}
+
+bool ta_streams_pass(ta_device *d, double most_us)
+{
+    const uint64_t tick = atomic_load(&d->tick);
+    for (ta_stream_state *s = d->streams; s; s = s->next) {
+        if (!s->lasts)
+            ta_stream_poll(d, s);
+        else if (s->slow > s->passed || ta_stream_wait(d, s, tick, most_us))
+            return false;
+        if (s->first && s->first->tick <= tick) return false;
+    }
+    return true;
 }
 
 /* Every other device that is used is waited for, one after the other; false where one cannot
@@ -243,6 +285,7 @@ ta_status ta_device_wait(ta_device *d)
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
         if (s->passed < tick) s->passed = tick;
         if (s->marked < tick) s->marked = tick;
+        if (s->unmarked < tick) s->unmarked = s->unmarked_last < tick ? TA_NEVER : tick;
     }
     if (d->device_passed < tick) d->device_passed = tick;
     ta_pools_retire(d);
@@ -285,12 +328,12 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
         for (ta_use *u = b->uses; u && !stream; u = u->next)
             if (u->stream->passed <= u->tick && u->tick < before &&
-                ta_stream_waitable(d, u->stream, u->tick)) {
+                ta_stream_waitable(d, u->stream, u->tick, TA_FOREVER_US)) {
                 stream = u->stream;
                 tick = u->tick;
             }
     ta_lock_drop(&arena->lock);
-    return stream ? ta_stream_wait(d, stream, tick) : TA_NOT_READY;
+    return stream ? ta_stream_wait(d, stream, tick, TA_FOREVER_US) : TA_NOT_READY;
 }
 
 void ta_epoch_destroy(ta_device *d, bool reachable)

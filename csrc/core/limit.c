@@ -3,6 +3,8 @@
 #include "epoch.h"
 #include "pages.h"
 
+/* What of it cannot be given back now, since it is live, is as soon as it is freed and
+ * somebody allocates. */
 static ta_status give_back(ta_device *d, uint64_t keep, uint64_t *released)
 {
     uintptr_t saved[2];
@@ -10,6 +12,7 @@ static ta_status give_back(ta_device *d, uint64_t keep, uint64_t *released)
     if (status) return status;
     ta_lock_take(&d->pages);
     status = ta_pages_give_back(d, keep, true, released);
+    ta_pages_judge(d);
     ta_addresses_trim(d);
     ta_lock_drop(&d->pages);
     ta_leave(d, saved);
@@ -27,6 +30,7 @@ ta_status ta_trim(ta_allocator *a, int device, uint64_t *released)
         ta_device *d = device < 0 || device == i ? ta_device_if_used(a, i) : NULL;
         ta_status failed = d ? give_back(d, 0, &bytes) : TA_OK;
         if (failed) status = failed;
+        if (d) ta_pages_forget(d);
     }
     if (released) *released = bytes;
     return status;
@@ -46,6 +50,7 @@ ta_status ta_set_limit(ta_allocator *a, int device, ta_limit_source source,
         ta_lock_take(&d->pages);
         d->limits[source] = bytes;
         uint64_t limit = atomic_load(&d->used) ? ta_limit_of(d, NULL) : TA_NO_LIMIT;
+        ta_pages_judge(d);
         ta_lock_drop(&d->pages);
         ta_status failed = limit != TA_NO_LIMIT ? give_back(d, limit, &released) : TA_OK;
         if (failed) status = failed;

@@ -17,6 +17,21 @@ uint64_t ta_arena_partly_used(const ta_arena *arena)
     return mapped > used ? mapped - used : 0; /* less where a place is held just now */
 }
 
+uint64_t ta_partly_used(ta_device *d)
+{
+    uint64_t partly = 0;
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        ta_lock_take(&a->lock);
+        partly += ta_arena_partly_used(a);
+        ta_lock_drop(&a->lock);
+    }
+    ta_spin_take(&d->counting);
+    if (partly > d->stats.largest_idle_partly_used)
+        d->stats.largest_idle_partly_used = partly;
+    ta_spin_drop(&d->counting);
+    return partly;
+}
+
 static void keep_largest(ta_oom *oom, uint64_t size, ta_stream stream)
 {
     enum { COUNT = sizeof oom->largest / sizeof *oom->largest };

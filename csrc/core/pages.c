@@ -4,8 +4,9 @@
  * locked one at a time. Invariant, whenever `pages` is free:
  *     stats.pages.current = mapped pages + ready.count
  * A page is looked for in this order: ready; new, while little is reserved beyond the live
- * peak; the longest idle whose stream has passed; new; idle after a wait; pending blocks
- * after a wait; graph pools that are over, after the whole device. */
+ * peak; the longest idle whose stream has passed; idle after a wait, below the cap a short
+ * one; that of graph pools that are over, after the whole device; new; pending blocks after a
+ * wait. */
 #include "pages.h"
 
 #include <stdlib.h>
@@ -18,9 +19,9 @@
 #include "epoch.h"
 #include "events.h"
 #include "plain.h"
+#include "pool.h"
 
-#define GROW_UNTIL 1.02 /* see ta_config */
-#define WAIT_ABOVE 1.02
+#define SLACK 1.02              /* see ta_config */
 #define PAID 2                  /* moves that earn a page */
 #define EARNED_MOST 0.02        /* of the live peak */
 #define EARNED_LEAST 50331648.0 /* bytes that small programs may earn all the same */
@@ -83,6 +84,21 @@ static void put_down(ta_device *d, ta_hand *hand, bool keep_created)
     }
 }
 
+void ta_pages_judge(ta_device *d)
+{
+    atomic_store(&d->over, ta_reserved(d) > ta_limit_of(d, NULL));
+}
+
+void ta_pages_forget(ta_device *d)
+{
+    ta_lock_take(&d->pages);
+    d->moves = 0;
+    ta_spin_take(&d->counting);
+    d->live_peak = d->stats.allocated[TA_POOL_ALL].current;
+    ta_spin_drop(&d->counting);
+    ta_lock_drop(&d->pages);
+}
+
 /* --- idle pages ------------------------------------------------------------------------ */
 typedef struct ta_oldest {
     ta_arena *arena;
@@ -92,7 +108,7 @@ typedef struct ta_oldest {
 /* The arena with the longest idle page: of those whose stream has passed, or of those that
  * can be waited for.
  * Looks at every stream once, and marks where it is now. */
-static ta_oldest find_oldest(ta_device *d, bool passed)
+static ta_oldest find_oldest(ta_device *d, bool passed, double most_us)
 {
     ta_oldest best = {NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
@@ -105,7 +121,7 @@ static ta_oldest find_oldest(ta_device *d, bool passed)
         ta_stream_remark(d, a->stream, newest);
         if (a->stream->passed <= oldest) ta_stream_poll(d, a->stream);
         if ((a->stream->passed > oldest) == passed && oldest < best.tick &&
-            (passed || ta_stream_waitable(d, a->stream, oldest)))
+            (passed || ta_stream_waitable(d, a->stream, oldest, most_us)))
             best = (ta_oldest){a, oldest};
     }
     return best;
@@ -114,7 +130,7 @@ static ta_oldest find_oldest(ta_device *d, bool passed)
 static size_t steal(ta_device *d, ta_handle *pages, size_t max, ta_status *status)
 {
     for (;;) {
-        ta_oldest o = find_oldest(d, true);
+        ta_oldest o = find_oldest(d, true, 0);
         *status = TA_OK;
         if (!o.arena) return 0;
         ta_lock_take(&o.arena->lock);
@@ -125,13 +141,14 @@ static size_t steal(ta_device *d, ta_handle *pages, size_t max, ta_status *statu
 }
 
 /* Waits for the one thing that makes memory free soonest, of what was freed before a tick.
- * TA_NOT_READY: there is nothing to wait for. */
-static ta_status wait_idle(ta_device *d, uint64_t before)
+ * TA_NOT_READY: there is nothing to wait for, or not so shortly. */
+static ta_status wait_idle(ta_device *d, uint64_t before, double most_us)
 {
-    ta_oldest o = find_oldest(d, false);
-    if (o.arena && o.tick < before) return ta_stream_wait(d, o.arena->stream, o.tick);
+    ta_oldest o = find_oldest(d, false, most_us);
+    if (o.arena && o.tick < before)
+        return ta_stream_wait(d, o.arena->stream, o.tick, most_us);
     /* What had not passed when it was last looked at may have by now. */
-    return find_oldest(d, true).arena ? TA_OK : TA_NOT_READY;
+    return find_oldest(d, true, 0).arena ? TA_OK : TA_NOT_READY;
 }
 
 /* The same for a block freed before `tick` that a recorded stream uses. */
@@ -147,16 +164,6 @@ static ta_status wait_pending(ta_device *d, uint64_t tick)
     return status;
 }
 
-static bool pools_over(const ta_device *d)
-{
-    for (const ta_arena *a = d->arenas; a; a = a->next) {
-        const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
-        if (p && p->begins == p->releases && p->released_at >= d->device_passed)
-            return true;
-    }
-    return false;
-}
-
 /* --- new pages --------------------------------------------------------------------------- */
 uint64_t ta_reserved(ta_device *d)
 {
@@ -169,8 +176,8 @@ uint64_t ta_reserved(ta_device *d)
 static uint64_t live_peak(ta_device *d, uint64_t more)
 {
     ta_spin_take(&d->counting);
-    const ta_gauge *g = &d->stats.allocated[TA_POOL_ALL];
-    uint64_t peak = g->peak > g->current + more ? g->peak : g->current + more;
+    uint64_t peak = d->stats.allocated[TA_POOL_ALL].current + more;
+    if (peak < d->live_peak) peak = d->live_peak;
     ta_spin_drop(&d->counting);
     return peak;
 }
@@ -223,8 +230,7 @@ static bool possible(ta_device *d, size_t need, uint64_t *short_by)
 static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
 {
     const ta_config *config = &d->allocator->config;
-    double grow = config->grow_until > 0 ? config->grow_until : GROW_UNTIL;
-    double above = config->wait_above > 0 ? config->wait_above : WAIT_ABOVE;
+    double slack = config->slack > 0 ? config->slack : SLACK;
     ta_status refused = TA_OK, status;
     bool retried = false;
     while (hand->count < hand->want) {
@@ -235,7 +241,7 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
         uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
         bool may_grow = after > held && after <= limit && !refused;
-        if (may_grow && after <= allowed(d, grow, peak)) {
+        if (may_grow && after <= allowed(d, slack, peak)) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
@@ -257,21 +263,20 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             continue;
         }
         if (status) return status;
-        if (may_grow && after <= allowed(d, above, peak)) {
-            refused = make_page(d, hand);
-            if (refused && refused != TA_OUT_OF_MEMORY) return refused;
-            continue;
-        }
         /* Others must be able to use what we hold while we wait. */
         put_down(d, hand, true);
-        status = wait_idle(d, UINT64_MAX);
+        const double most_us = may_grow ? TA_PATIENCE_US : TA_FOREVER_US;
+        status = wait_idle(d, UINT64_MAX, most_us);
+        /* What released pools hold is idle too, but for a wait for the whole device. */
+        if (status == TA_NOT_READY && ta_pools_over(d) &&
+            (!may_grow || ta_streams_pass(d, most_us)))
+            status = ta_device_wait(d);
         if (status == TA_NOT_READY && may_grow) {
             refused = make_page(d, hand);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
         if (status == TA_NOT_READY) status = wait_pending(d, UINT64_MAX);
-        if (status == TA_NOT_READY && pools_over(d)) status = ta_device_wait(d);
         if (status == TA_NOT_READY) return TA_OUT_OF_MEMORY;
         if (status) return status;
     }
@@ -411,7 +416,7 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
         ta_pages_mend(d, a);
         ta_pending_poll(d, a);
     }
-    if (wait && pools_over(d)) {
+    if (wait && ta_pools_over(d)) {
         status = ta_device_wait(d);
         if (status && status != TA_NOT_READY) return status;
         status = TA_OK;
@@ -438,7 +443,7 @@ ta_status ta_pages_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t *r
             if (!ready_push(d, pages[i])) release_page(d, pages[i]);
         if (got) continue;
         if (status || !wait) break;
-        status = wait_idle(d, start);
+        status = wait_idle(d, start, TA_FOREVER_US);
         if (status == TA_NOT_READY) status = wait_pending(d, start);
         if (status) break;
     }

@@ -17,6 +17,10 @@ void ta_pages_mend(ta_device *device, ta_arena *arena);
  * still use. Returns the first failure of the driver. */
 ta_status ta_pages_give_back(ta_device *device, uint64_t keep, bool wait,
                              uint64_t *released);
+/* Looks whether more is reserved than the cap: then no request takes the fast path. */
+void ta_pages_judge(ta_device *device);
+/* Starts anew what the policy learned: the live peak and the moves. Takes `pages`. */
+void ta_pages_forget(ta_device *device);
 /* A range of addresses for the arena that holds a block of `bytes`. */
 ta_status ta_addresses_add(ta_device *device, ta_arena *arena, uint64_t bytes);
 /* Gives ranges back that hold nothing. */

@@ -29,18 +29,32 @@ static uint64_t newest_tick(const ta_chunk *c)
     return tick;
 }
 
-static ta_idle_chunk find(ta_device *d)
+static ta_idle_chunk oldest_of(ta_arena *a)
+{
+    ta_idle_chunk oldest = {NULL, NULL, UINT64_MAX};
+    ta_lock_take(&a->lock);
+    for (ta_chunk *c = a->chunks; c; c = c->next) {
+        if (c->first->state != TA_FREE || c->first->hole->size != c->size) continue;
+        uint64_t tick = newest_tick(c);
+        if (tick < oldest.tick) oldest = (ta_idle_chunk){a, c, tick};
+    }
+    ta_lock_drop(&a->lock);
+    return oldest;
+}
+
+/* Of those whose stream has passed, or of those that can be waited for. */
+static ta_idle_chunk find(ta_device *d, bool passed)
 {
     ta_idle_chunk best = {NULL, NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
         if (!ta_arena_yields(d, a)) continue;
-        ta_lock_take(&a->lock);
-        for (ta_chunk *c = a->chunks; c; c = c->next) {
-            if (c->first->state != TA_FREE || c->first->hole->size != c->size) continue;
-            uint64_t tick = newest_tick(c);
-            if (tick < best.tick) best = (ta_idle_chunk){a, c, tick};
-        }
-        ta_lock_drop(&a->lock);
+        ta_idle_chunk oldest = oldest_of(a);
+        if (!oldest.chunk) continue;
+        ta_stream_remark(d, a->stream, oldest.tick);
+        ta_stream_poll(d, a->stream);
+        if ((a->stream->passed > oldest.tick) == passed && oldest.tick < best.tick &&
+            (passed || ta_stream_waitable(d, a->stream, oldest.tick, TA_FOREVER_US)))
+            best = oldest;
     }
     return best;
 }
@@ -59,11 +73,11 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
     if (!still) return TA_OK;
     ta_lookup_clear(d, c);
     ta_status status = driver->plain_free(driver->self, d->ordinal, addr);
-    if (status) { /* the driver keeps it: so do we, as it was */
+    if (status) {            /* the driver keeps it: so do we, as it was */
+        ta_lookup_set(d, c); /* has room: it was there; first, or a free would miss it */
         ta_lock_take(&idle->arena->lock);
-        if (ta_arena_stock(idle->arena)) ta_arena_add_chunk(idle->arena, c, idle->tick);
+        ta_arena_add_chunk(idle->arena, c, idle->tick); /* spares: those of the drop */
         ta_lock_drop(&idle->arena->lock);
-        ta_lookup_set(d, c);
         return status;
     }
     ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
@@ -78,17 +92,14 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t be
 {
     ta_status status = TA_OK;
     while (!status && ta_reserved(d) > keep) {
-        ta_idle_chunk idle = find(d);
-        if (!idle.chunk) break;
-        ta_stream_state *stream = idle.arena->stream;
-        ta_stream_remark(d, stream, idle.tick);
-        ta_stream_poll(d, stream);
-        if (stream->passed > idle.tick)
+        ta_idle_chunk idle = find(d, true);
+        if (idle.chunk) {
             status = release(d, &idle, released);
-        else if (wait && idle.tick < before)
-            status = ta_stream_wait(d, stream, idle.tick);
-        else
-            break;
+            continue;
+        }
+        if (wait) idle = find(d, false);
+        if (!idle.chunk || idle.tick >= before) break;
+        status = ta_stream_wait(d, idle.arena->stream, idle.tick, TA_FOREVER_US);
     }
     return status;
 }
@@ -100,9 +111,10 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
     uint64_t limit = ta_limit_of(d, NULL);
     if (!arena->small && size < LARGE_CHUNK && LARGE_CHUNK <= limit) size = LARGE_CHUNK;
     *short_by = size;
-    if (size > limit) return TA_OUT_OF_MEMORY;
     for (bool gave_back = false;; gave_back = true) {
         uint64_t held = ta_reserved(d);
+        limit = ta_limit_of(d, NULL); /* it may have been lowered during a wait */
+        if (size > limit) return TA_OUT_OF_MEMORY;
         ta_status status =
             held <= limit - size
                 ? driver->plain_alloc(driver->self, d->ordinal, size, &addr)

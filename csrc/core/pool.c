@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "device.h"
+#include "epoch.h"
 
 #define FILTER_SECONDS 1 /* far longer than a filter takes */
 
@@ -16,6 +17,30 @@ static ta_pool *find(const ta_device *d, ta_pool_id id)
     ta_pool *p = d->pools;
     while (p && (p->id.a != id.a || p->id.b != id.b)) p = p->next;
     return p;
+}
+
+bool ta_pools_over(const ta_device *d)
+{
+    for (const ta_arena *a = d->arenas; a; a = a->next) {
+        const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
+        if (p && p->begins == p->releases && p->released_at >= d->device_passed)
+            return true;
+    }
+    return false;
+}
+
+/* While a pool is open the device cannot be waited for, so what earlier ones left is made
+ * usable before: else it would pile up where every request comes from some pool. */
+static void settle_earlier(ta_device *d)
+{
+    uintptr_t saved[2];
+    if (ta_enter(d, saved)) return;
+    ta_lock_take(&d->pages);
+    if (!atomic_load(&d->open_count) && ta_pools_over(d) &&
+        ta_streams_pass(d, TA_PATIENCE_US))
+        ta_device_wait(d);
+    ta_lock_drop(&d->pages);
+    ta_leave(d, saved);
 }
 
 ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
@@ -27,6 +52,7 @@ ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
     if (status) return status;
     ta_open_pool *open = calloc(1, sizeof *open);
     if (!open) return TA_NO_HOST_MEMORY;
+    settle_earlier(d);
     ta_lock_take(&d->pages);
     while (d->device_waits) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
     ta_pool *p = find(d, id);

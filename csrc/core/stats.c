@@ -18,16 +18,14 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     for (ta_arena *arena = d->arenas; arena; arena = arena->next, arenas++) {
         ta_lock_take(&arena->lock);
         idle += arena->idle * arena->page_bytes;
-        partly += ta_arena_partly_used(arena);
         pooled += arena->pool != NULL;
         holes[arena->small ? TA_POOL_SMALL : TA_POOL_LARGE] += arena->bins.count;
         ta_lock_drop(&arena->lock);
     }
     for (const ta_stream_state *s = d->streams; s; s = s->next) streams++;
     idle += d->ready.count * d->page_bytes;
+    partly = ta_partly_used(d);
     ta_spin_take(&d->counting);
-    if (partly > d->stats.largest_idle_partly_used)
-        d->stats.largest_idle_partly_used = partly;
     *stats = d->stats;
     ta_spin_drop(&d->counting);
     stats->limit = ta_limit_of(d, &source);

@@ -147,6 +147,8 @@ struct ta_arena {
     ta_arena *prev, *next; /* the device's arenas; guarded by device.pages */
 };
 
+#define TA_NEVER UINT64_MAX
+
 /* A point recorded in a stream. Guarded by device.pages. */
 typedef struct ta_mark_event {
     struct ta_mark_event *next;
@@ -156,16 +158,21 @@ typedef struct ta_mark_event {
     bool popped;
 } ta_mark_event;
 
-/* marks: in the order of their ticks, all above `passed`. Guarded by device.pages. */
+/* marks: in the order of their ticks, all above `passed`. A handle that does not last may
+ * stand for another stream later, whose marks say nothing of what the first one was given: so
+ *     passed <= unmarked, the oldest free that no mark was recorded at
+ * until the device was waited for. Guarded by device.pages. */
 struct ta_stream_state {
     ta_stream_state *next;
     ta_stream handle;
-    uintptr_t key; /* ta_stream_key(handle), of the thread that it is of */
-    bool owned;
-    bool capturing;  /* it was when last marked */
+    uintptr_t key;   /* ta_stream_key(handle), of the thread that it is of */
+    bool lasts;      /* nobody destroys it while the process runs */
+    bool capturing;  /* it was when last marked, for no pool of ours */
     bool foreign;    /* it could not be marked: perhaps it is another device's */
     uint64_t passed; /* what was freed at a lower tick is no longer used here */
     uint64_t marked; /* tick of the newest mark:  passed <= marked */
+    uint64_t unmarked, unmarked_last; /* ticks of such frees; TA_NEVER: there are none */
+    uint64_t slow; /* while passed is lower, waiting for it was in vain once */
     ta_mark_event *first, *last;
     int marks;
 };
@@ -222,7 +229,8 @@ struct ta_device {
     _Atomic uint64_t tick;
     uint64_t device_passed; /* what was released before this tick no replay uses */
     ta_ready ready;
-    uint64_t moves; /* of pages, since memory was last given back */
+    uint64_t moves;   /* of pages, since ta_trim */
+    atomic_bool over; /* more is reserved than a cap that was lowered: no fast path */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
@@ -233,6 +241,7 @@ struct ta_device {
     ta_spin counting;
     ta_stats stats;
     uint64_t serial;
+    uint64_t live_peak; /* of allocated bytes since ta_trim; no user resets it */
 };
 
 struct ta_allocator {
@@ -253,8 +262,8 @@ struct ta_allocator {
     } observer
         [TA_OBSERVERS];     /* read under an arena's lock; removed, then all are taken */
     ta_lock setup;          /* a device's first use */
-    ta_stream_owner *owner; /* guarded by setup, with its context */
-    void *owner_context;
+    ta_stream_asked *asked; /* guarded by setup, with its context */
+    void *asked_context;
     ta_device device[TA_MAX_DEVICES];
 };
 
@@ -266,8 +275,9 @@ struct ta_allocator {
 /* A child forked before any device was used is as good as its parent. */
 static inline bool ta_forked(const ta_allocator *a)
 {
-    return atomic_load_explicit(a->alive, memory_order_relaxed) == 0 &&
-           atomic_load_explicit(&a->started, memory_order_acquire);
+    /* `started` first: it is set after `alive`, so who sees the one sees the other. */
+    return atomic_load_explicit(&a->started, memory_order_acquire) &&
+           atomic_load_explicit(a->alive, memory_order_relaxed) == 0;
 }
 static inline uint64_t ta_round_up(uint64_t n, uint64_t to)
 {

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #include "cuda_calls.h"
 
@@ -298,10 +299,19 @@ static ta_status event_query(void *self, ta_event event)
     return ta_cuda_status(cu()->event_query((CUevent)(void *)event));
 }
 
-static ta_status event_wait(void *self, ta_event event)
+/* The driver's own wait has no bound; where there is one, it is asked now and then. */
+static ta_status event_wait(void *self, ta_event event, double most_us)
 {
-    (void)self;
-    return ta_cuda_status(cu()->event_wait((CUevent)(void *)event));
+    if (most_us >= TA_FOREVER_US)
+        return ta_cuda_status(cu()->event_wait((CUevent)(void *)event));
+    const double until = ta_now_us() + most_us;
+    ta_status status = event_query(self, event);
+    for (long us = 2; status == TA_NOT_READY && ta_now_us() < until;
+         us += us < 64 ? us : 0) {
+        nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
+        status = event_query(self, event);
+    }
+    return status;
 }
 
 static ta_status is_capturing(void *self, int device, ta_stream stream, bool *yes)

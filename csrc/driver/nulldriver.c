@@ -197,6 +197,12 @@ static ta_status event_nothing(void *self, ta_event event)
     return TA_OK;
 }
 
+static ta_status event_wait(void *self, ta_event event, double most_us)
+{
+    (void)self, (void)event, (void)most_us;
+    return TA_OK;
+}
+
 static ta_status event_record(void *self, ta_event event, int device, ta_stream stream)
 {
     (void)self, (void)event, (void)device, (void)stream;
@@ -246,7 +252,7 @@ ta_status ta_null_create(const ta_null_config *config, ta_null **out)
         .event_destroy = event_nothing,
         .event_record = event_record,
         .event_query = event_nothing,
-        .event_wait = event_nothing,
+        .event_wait = event_wait,
         .is_capturing = is_capturing,
         .device_wait = device_wait,
     };

@@ -310,8 +310,7 @@ static ta_status set_up(replay *r)
             r->sim != NULL ? ta_sim_driver(r->sim) : ta_null_driver(r->null);
         status = ta_clock_create(under, trace->streams, o->pass_after, &r->clock);
     }
-    ta_config config = {
-        .page_bytes = page, .grow_until = o->grow_until, .wait_above = o->wait_above};
+    ta_config config = {.page_bytes = page, .slack = o->slack};
     if (status == TA_OK)
         status = ta_allocator_create(ta_clock_driver(r->clock), &config, &r->allocator);
     if (status != TA_OK) return fail(r, status, "set-up: %s", ta_status_text(status));

@@ -28,9 +28,9 @@ typedef struct ta_replay_options {
                                lesser of the two limits holds */
     uint64_t device_memory; /* bytes of the simulated card; 0: enough */
     uint64_t pass_after;    /* allocations */
-    double grow_until, wait_above; /* ta_config; 0: the allocator's defaults */
-    bool null_driver; /* calls that do nothing instead of the simulated machine */
-    bool skip_oom;    /* go on without the block that was refused; else stop there */
+    double slack;           /* ta_config; 0: the allocator's default */
+    bool null_driver;       /* calls that do nothing instead of the simulated machine */
+    bool skip_oom; /* go on without the block that was refused; else stop there */
     bool check; /* ta_check at every step; at the end free all and see that usage is 0 */
     void (*on_step)(void *context, uint64_t number, const ta_replay_step *step);
     void *context; /* of on_step */

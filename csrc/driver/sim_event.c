@@ -85,8 +85,8 @@ static ta_status sim_event_record(void *self, ta_event event, int device,
     return status;
 }
 
-/* Waits, or asks, for an event. One that was never recorded has passed. */
-static ta_status reach(ta_sim *sim, ta_sim_call call, ta_event event, bool wait,
+/* Waits so long at most, or asks, for an event. One never recorded has passed. */
+static ta_status reach(ta_sim *sim, ta_sim_call call, ta_event event, double most_us,
                        const char *what)
 {
     ta_status status =
@@ -99,7 +99,9 @@ static ta_status reach(ta_sim *sim, ta_sim_call call, ta_event event, bool wait,
     else if (!ta_sim_capture_allows(sim, what))
         status = TA_DRIVER;
     else if (event->recorded) {
-        if (wait && sim->now_us < event->at_us) sim->now_us = event->at_us;
+        const double latest = sim->now_us + most_us;
+        if (sim->now_us < event->at_us)
+            sim->now_us = event->at_us < latest ? event->at_us : latest;
         if (sim->now_us < event->at_us)
             status = TA_NOT_READY;
         else
@@ -111,12 +113,12 @@ static ta_status reach(ta_sim *sim, ta_sim_call call, ta_event event, bool wait,
 
 static ta_status sim_event_query(void *self, ta_event event)
 {
-    return reach(self, TA_SIM_CALL_event_query, event, false, "a query of an event");
+    return reach(self, TA_SIM_CALL_event_query, event, 0, "a query of an event");
 }
 
-static ta_status sim_event_wait(void *self, ta_event event)
+static ta_status sim_event_wait(void *self, ta_event event, double most_us)
 {
-    return reach(self, TA_SIM_CALL_event_wait, event, true, "a wait for an event");
+    return reach(self, TA_SIM_CALL_event_wait, event, most_us, "a wait for an event");
 }
 
 ta_status ta_sim_event_elapsed(ta_sim *sim, ta_event start, ta_event end, float *ms)

@@ -58,10 +58,8 @@ struct ta_driver;
 /* --- creating ---------------------------------------------------------------------- */
 typedef struct ta_config {
     uint64_t page_bytes; /* 0: TA_DEFAULT_PAGE. A multiple of the driver's granularity. */
-    double grow_until;   /* reserved over live peak up to which a new page is cheaper than
-                            an idle one; 0: the default */
-    double wait_above;   /* reserved over live peak above which an idle page is waited for
-                            rather than a new one made; 0: the default */
+    double slack;  /* reserved over live peak up to which new pages are made before idle
+                            ones are taken and waited for; 0: the default */
     bool fallback; /* without VMM take plain driver allocations instead of failing */
 } ta_config;
 
@@ -139,14 +137,21 @@ TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
 TA_API ta_status ta_pool_release(ta_allocator *allocator, int device, ta_pool_id id);
 
 /* --- streams ------------------------------------------------------------------------- */
-/* Who owns streams: asked by ta_alloc and ta_record_stream for a stream first seen, with no
- * lock held: it may throw. A stream that `owned` refuses may be destroyed by others at any
- * time, so a point in it is recorded at every free. Until set, only the default streams 0 and
- * 1 count as owned. The per-thread default stream, handle 2, never does: it is another stream
- * in each thread, with memory of its own. */
-typedef bool ta_stream_owner(void *context, int device, ta_stream stream);
-TA_API ta_status ta_set_stream_owner(ta_allocator *allocator, ta_stream_owner *owned,
-                                     void *context);
+/* How long a stream can be named. Naming one that was destroyed is undefined in CUDA. */
+typedef enum ta_stream_life {
+    TA_STREAM_STRANGE = 0, /* others may have destroyed it: it is not named */
+    TA_STREAM_EXISTS = 1,  /* it is there now, but others may destroy it */
+    TA_STREAM_LASTS = 2    /* it is there until the process ends */
+} ta_stream_life;
+/* Asked by ta_alloc and ta_record_stream for a stream first seen, and by ta_free for the
+ * block's stream where that does not last, with no lock held: it may throw. A point in a
+ * stream that exists is recorded at every free; what was freed on a strange one has passed
+ * when the whole device was waited for. Until set, the default streams 0 and 1 last, others
+ * exist whenever a block of theirs is freed. The per-thread default stream, handle 2, lasts
+ * as long as its thread: it is another stream in each, with memory of its own. */
+typedef ta_stream_life ta_stream_asked(void *context, int device, ta_stream stream);
+TA_API ta_status ta_set_stream_life(ta_allocator *allocator, ta_stream_asked *asked,
+                                    void *context);
 
 /* --- limits -------------------------------------------------------------------------- */
 typedef enum ta_limit_source {

@@ -17,7 +17,7 @@ static PyMethodDef methods[] = {
     NONE(hooks, "hooks() -> dict: addresses of the functions for torch, by hook."),
     NONE(library_path, "library_path() -> str: this library's file."),
     {"create", (PyCFunction)(void (*)(void))ta_py_create, METH_VARARGS | METH_KEYWORDS,
-     "create(fallback=False, page_bytes=0, grow_until=0.0, wait_above=0.0)"},
+     "create(fallback=False, page_bytes=0, slack=0.0)"},
     NONE(created, "created() -> bool: whether the process has its allocator."),
     NONE(forked, "forked() -> bool: whether this is a child of the creating process."),
     SOME(probe, "probe(device) -> dict: what the driver says of a device."),

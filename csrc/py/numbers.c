@@ -22,8 +22,10 @@ PyObject *ta_py_set_limit(PyObject *self, PyObject *args)
     ta_allocator *allocator = ta_need_allocator();
     if (allocator == NULL) return NULL;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_set_limit(allocator, device, source, bytes);
-    Py_END_ALLOW_THREADS return ta_none_or_raise(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_set_limit(allocator, device, source, bytes);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status);
 }
 
 PyObject *ta_py_limit(PyObject *self, PyObject *args)
@@ -34,8 +36,10 @@ PyObject *ta_py_limit(PyObject *self, PyObject *args)
     if (allocator == NULL) return NULL;
     ta_limit_source source = TA_LIMIT_NONE;
     uint64_t bytes;
-    Py_BEGIN_ALLOW_THREADS bytes = ta_limit(allocator, device, &source);
-    Py_END_ALLOW_THREADS PyObject *value = ta_bytes_or_none(bytes);
+    Py_BEGIN_ALLOW_THREADS
+    bytes = ta_limit(allocator, device, &source);
+    Py_END_ALLOW_THREADS
+    PyObject *value = ta_bytes_or_none(bytes);
     if (value == NULL) return NULL;
     return Py_BuildValue("(Ns)", value, ta_source_name((int)source));
 }
@@ -91,17 +95,15 @@ PyObject *ta_py_stats(PyObject *self, PyObject *args)
     if (allocator == NULL) return NULL;
     ta_stats stats;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_get_stats(allocator, device, &stats);
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_get_stats(allocator, device, &stats);
     Py_END_ALLOW_THREADS
-        /* A device never used has all zeros, and the limit that will hold. */
-        if (status == TA_INVALID)
-    {
+    /* A device never used has all zeros, and the limit that will hold. */
+    if (status == TA_INVALID) {
         ta_limit_source source = TA_LIMIT_NONE;
         stats.limit = ta_limit(allocator, device, &source);
         stats.limit_source = (int)source;
-    }
-    else if (status != TA_OK)
-    {
+    } else if (status != TA_OK) {
         return ta_raise(status, NULL);
     }
     PyObject *dict = PyDict_New();
@@ -117,10 +119,11 @@ static PyObject *call_device(PyObject *args, const char *format,
     ta_allocator *allocator = device_argument(args, format, &device);
     if (allocator == NULL) return NULL;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = function(allocator, device);
+    Py_BEGIN_ALLOW_THREADS
+    status = function(allocator, device);
     Py_END_ALLOW_THREADS
-        /* Nothing to reset on a device never used. */
-        return ta_none_or_raise(status == TA_INVALID ? TA_OK : status);
+    /* Nothing to reset on a device never used. */
+    return ta_none_or_raise(status == TA_INVALID ? TA_OK : status);
 }
 
 PyObject *ta_py_reset_peaks(PyObject *self, PyObject *args)
@@ -144,9 +147,10 @@ PyObject *ta_py_device_memory(PyObject *self, PyObject *args)
     uint64_t free_bytes = 0;
     uint64_t total = 0;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        ta_device_memory(allocator, device, &free_bytes, &total);
-    Py_END_ALLOW_THREADS if (status != TA_OK) return ta_raise(status, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_device_memory(allocator, device, &free_bytes, &total);
+    Py_END_ALLOW_THREADS
+    if (status != TA_OK) return ta_raise(status, NULL);
     return Py_BuildValue("(KK)", (unsigned long long)free_bytes,
                          (unsigned long long)total);
 }
@@ -168,8 +172,10 @@ PyObject *ta_py_trim(PyObject *self, PyObject *args)
     if (allocator == NULL) return NULL;
     uint64_t released = 0;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_trim(allocator, device, &released);
-    Py_END_ALLOW_THREADS if (status != TA_OK) return ta_raise(status, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_trim(allocator, device, &released);
+    Py_END_ALLOW_THREADS
+    if (status != TA_OK) return ta_raise(status, NULL);
     return PyLong_FromUnsignedLongLong(released);
 }
 
@@ -181,8 +187,10 @@ PyObject *ta_py_check(PyObject *self, PyObject *args)
     if (allocator == NULL) return NULL;
     char text[1024] = "";
     bool good;
-    Py_BEGIN_ALLOW_THREADS good = ta_check(allocator, text, sizeof text);
-    Py_END_ALLOW_THREADS if (good) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    good = ta_check(allocator, text, sizeof text);
+    Py_END_ALLOW_THREADS
+    if (good) Py_RETURN_NONE;
     return PyUnicode_FromString(text);
 }
 
@@ -194,6 +202,8 @@ PyObject *ta_py_mark(PyObject *self, PyObject *args)
     ta_allocator *allocator = ta_need_allocator();
     if (allocator == NULL) return NULL;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_mark(allocator, text);
-    Py_END_ALLOW_THREADS return ta_none_or_raise(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_mark(allocator, text);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status);
 }

@@ -45,10 +45,12 @@ PyObject *ta_py_record_start(PyObject *self, PyObject *args)
     }
     char error[TA_RECORD_ERROR] = "";
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS ta_stats stats;
+    Py_BEGIN_ALLOW_THREADS
+    ta_stats stats;
     ta_get_stats(allocator, 0, &stats);
     status = start_recording(allocator, name, stats.page_bytes, error);
-    Py_END_ALLOW_THREADS Py_DECREF(path);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(path);
     if (status != TA_OK) return ta_raise(status, error);
     Py_RETURN_NONE;
 }
@@ -60,13 +62,14 @@ PyObject *ta_py_record_stop(PyObject *self, PyObject *args)
     ta_record_result result;
     memset(&result, 0, sizeof result);
     ta_status status = TA_OK;
-    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
     ta_recorder *running = recorder;
     recorder = NULL;
     pthread_mutex_unlock(&lock);
     if (running != NULL) status = ta_record_stop(running, &result);
-    Py_END_ALLOW_THREADS if (status != TA_OK &&
-                             status != TA_FORKED) return ta_raise(status, result.error);
+    Py_END_ALLOW_THREADS
+    if (status != TA_OK && status != TA_FORKED) return ta_raise(status, result.error);
     return Py_BuildValue("{s:K,s:K}", "lines", (unsigned long long)result.lines, "bytes",
                          (unsigned long long)result.bytes);
 }
@@ -80,13 +83,15 @@ PyObject *ta_py_history_start(PyObject *self, PyObject *args)
     ta_allocator *allocator = ta_need_allocator();
     if (allocator == NULL) return NULL;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
     if (history != NULL)
         status = ta_history_set_limit(history, limit);
     else
         status = ta_history_start(allocator, limit, &history);
     pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS return ta_none_or_raise(status);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status);
 }
 
 PyObject *ta_py_history_stop(PyObject *self, PyObject *args)
@@ -94,11 +99,13 @@ PyObject *ta_py_history_stop(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     ta_status status = TA_OK;
-    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&lock);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
     if (history != NULL) status = ta_history_stop(history);
     history = NULL;
     pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
 }
 
 static const char *const kinds[] = {
@@ -147,8 +154,10 @@ PyObject *ta_py_history(PyObject *self, PyObject *args)
     (void)args;
     size_t count = 0;
     ta_history_entry *entries;
-    Py_BEGIN_ALLOW_THREADS entries = copy_history(&count);
-    Py_END_ALLOW_THREADS if (entries == NULL && count > 0) return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    entries = copy_history(&count);
+    Py_END_ALLOW_THREADS
+    if (entries == NULL && count > 0) return PyErr_NoMemory();
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
         PyObject *event = event_object(&entries[i]);
@@ -211,10 +220,9 @@ static PyObject *malformed(const ta_trace_error *error)
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
 {
     (void)self;
-    static char *keywords[] = {"text",          "limit",       "limit_ratio",
-                               "page_bytes",    "null_driver", "check",
-                               "device_memory", "pass_after",  "grow_until",
-                               "wait_above",    NULL};
+    static char *keywords[] = {"text",        "limit", "limit_ratio",   "page_bytes",
+                               "null_driver", "check", "device_memory", "pass_after",
+                               "slack",       NULL};
     ta_replay_options options = TA_REPLAY_DEFAULTS;
     const char *text = NULL;
     Py_ssize_t length = 0;
@@ -224,10 +232,10 @@ PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
     unsigned long long pass_after = options.pass_after;
     int null_driver = 0;
     int check = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, names, "y#|OdKppKKdd:replay", keywords, &text,
+    if (!PyArg_ParseTupleAndKeywords(args, names, "y#|OdKppKKd:replay", keywords, &text,
                                      &length, &limit, &options.limit_ratio, &page_bytes,
                                      &null_driver, &check, &memory, &pass_after,
-                                     &options.grow_until, &options.wait_above) ||
+                                     &options.slack) ||
         !ta_bytes_of(limit, &options.limit))
         return NULL;
     options.page_bytes = page_bytes;
@@ -240,9 +248,10 @@ PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names)
     ta_trace_error error;
     memset(&error, 0, sizeof error);
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        ta_replay_text(text, (size_t)length, &options, result, &error);
-    Py_END_ALLOW_THREADS PyObject *answer;
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_replay_text(text, (size_t)length, &options, result, &error);
+    Py_END_ALLOW_THREADS
+    PyObject *answer;
     if (status == TA_OK)
         answer = figures(result);
     else if (status == TA_INVALID && error.reason[0] != '\0')

@@ -58,22 +58,22 @@ PyObject *ta_py_library_path(PyObject *self, PyObject *args)
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names)
 {
     (void)self;
-    static char *keywords[] = {"fallback", "page_bytes", "grow_until", "wait_above",
-                               NULL};
+    static char *keywords[] = {"fallback", "page_bytes", "slack", NULL};
     int fallback = 0;
     unsigned long long page_bytes = 0;
     ta_config config = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, names, "|pKdd:create", keywords, &fallback,
-                                     &page_bytes, &config.grow_until, &config.wait_above))
+    if (!PyArg_ParseTupleAndKeywords(args, names, "|pKd:create", keywords, &fallback,
+                                     &page_bytes, &config.slack))
         return NULL;
     config.fallback = fallback != 0;
     config.page_bytes = page_bytes;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_process_create(&config);
-    Py_END_ALLOW_THREADS if (status == TA_INVALID &&
-                             ta_process_allocator() !=
-                                 NULL) return ta_raise(status, "the process has its "
-                                                               "allocator already");
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_process_create(&config);
+    Py_END_ALLOW_THREADS
+    if (status == TA_INVALID && ta_process_allocator() != NULL)
+        return ta_raise(status, "the process has its "
+                                "allocator already");
     return ta_none_or_raise(status);
 }
 
@@ -96,8 +96,10 @@ PyObject *ta_py_driver_problem(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     const char *problem;
-    Py_BEGIN_ALLOW_THREADS problem = ta_cuda_problem();
-    Py_END_ALLOW_THREADS if (problem[0] == '\0') Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    problem = ta_cuda_problem();
+    Py_END_ALLOW_THREADS
+    if (problem[0] == '\0') Py_RETURN_NONE;
     return PyUnicode_FromString(problem);
 }
 
@@ -124,8 +126,10 @@ PyObject *ta_py_probe(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "i:probe", &device)) return NULL;
     ta_cuda_facts facts;
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_cuda_probe(device, &facts);
-    Py_END_ALLOW_THREADS PyObject *dict = PyDict_New();
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_cuda_probe(device, &facts);
+    Py_END_ALLOW_THREADS
+    PyObject *dict = PyDict_New();
     if (dict == NULL) return NULL;
     const char *reason = ta_cuda_problem();
     if (status != TA_OK && reason[0] == '\0') reason = ta_status_text(status);
@@ -158,8 +162,10 @@ PyObject *ta_py_torch_install(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
-    Py_BEGIN_ALLOW_THREADS ta_vtable_install();
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    ta_vtable_install();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 PyObject *ta_py_torch_status(PyObject *self, PyObject *args)

@@ -130,8 +130,10 @@ PyObject *ta_py_snapshot(PyObject *self, PyObject *args)
     memset(&c, 0, sizeof c);
     ta_visitor visitor = {.context = &c, .segment = on_segment, .block = on_block};
     ta_status status;
-    Py_BEGIN_ALLOW_THREADS status = ta_visit(allocator, device, &visitor);
-    Py_END_ALLOW_THREADS PyObject *list = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_visit(allocator, device, &visitor);
+    Py_END_ALLOW_THREADS
+    PyObject *list = NULL;
     if (c.failed)
         PyErr_NoMemory();
     else if (status != TA_OK && status != TA_INVALID)

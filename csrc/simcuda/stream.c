@@ -16,6 +16,8 @@ typedef struct stream_info {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ta_sc_map streams;
 
+#define POLL_US 50 /* from one question to the next */
+
 static bool is_default(ta_stream stream) { return (uintptr_t)stream <= 2; }
 
 static bool info_of(ta_stream stream, stream_info *info)
@@ -182,7 +184,10 @@ int ta_sc_event_query(ta_event event)
     if (!event) return TA_CU_BAD_HANDLE;
     int unsafe = ta_sc_unsafe();
     if (unsafe) return unsafe;
-    return ta_sc_status(m->driver->event_query(m->driver->self, event));
+    ta_status status = m->driver->event_query(m->driver->self, event);
+    /* Time passes for who asks again and again. */
+    if (status == TA_NOT_READY) ta_sim_advance_us(m->sim, POLL_US);
+    return ta_sc_status(status);
 }
 
 int ta_sc_event_wait(ta_event event)
@@ -192,7 +197,7 @@ int ta_sc_event_wait(ta_event event)
     if (!event) return TA_CU_BAD_HANDLE;
     int unsafe = ta_sc_unsafe();
     if (unsafe) return unsafe;
-    return ta_sc_status(m->driver->event_wait(m->driver->self, event));
+    return ta_sc_status(m->driver->event_wait(m->driver->self, event, TA_FOREVER_US));
 }
 
 int ta_sc_event_elapsed(float *ms, ta_event start, ta_event end)

@@ -44,7 +44,7 @@ ta_status ta_process_create(const ta_config *config)
     if (ta_process_allocator() == NULL)
         status = ta_allocator_create(ta_cuda_driver(), config, &made);
     if (status == TA_OK) {
-        ta_set_stream_owner(made, ta_torch_owns_stream, NULL);
+        ta_set_stream_life(made, ta_torch_stream_life, NULL);
         atomic_store_explicit(&current, made, memory_order_release);
     }
     pthread_mutex_unlock(&create_lock);
@@ -62,6 +62,7 @@ void ta_say(const char *format, ...)
 {
     char text[LENGTH];
     va_list arguments;
+    if (ta_process_forked()) return; /* the lock may have been taken when it was made */
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
@@ -79,6 +80,7 @@ void ta_say(const char *format, ...)
 int ta_next_message(char *text, size_t capacity)
 {
     int length = -1;
+    if (ta_process_forked()) return length;
     pthread_mutex_lock(&say_lock);
     if (taken != said) {
         length = snprintf(text, capacity, "%s", texts[taken++ % ROOM]);

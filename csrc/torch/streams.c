@@ -1,7 +1,9 @@
 /* streams.c - tells torch's own streams from those that others may destroy.
  *
- * The core asks at a stream's first sight. torch never destroys the streams of its pool, so
- * an event can be recorded on them at any later time; on others only now. Thread-safe; may
+ * The core asks at a stream's first sight, and again at a free on one that does not last.
+ * torch never destroys the streams of its pool, so an event can be recorded on them at any
+ * later time. One of others is known to exist where it is the thread's current stream, since
+ * torch would launch on it; else it may be gone, and naming it is undefined. Thread-safe; may
  * be called with no lock of torch's held, which is so in every hook.
  *
  * A torch stream is known by an id. Ids with the lowest bit set are of torch's pool; above
@@ -54,30 +56,32 @@ const char *ta_streams_status(void)
 
 static bool in_pool(int64_t id) { return (id & 1) != 0; }
 
-bool ta_torch_owns_stream(void *context, int device, ta_stream stream)
+ta_stream_life ta_torch_stream_life(void *context, int device, ta_stream stream)
 {
     (void)context;
     uintptr_t handle = (uintptr_t)stream;
-    if (handle <= 1) return true;  /* the legacy default stream */
-    if (handle == 2) return false; /* the per-thread one ends with its thread */
-    if (device < 0 || device > INT8_MAX || !ready()) return false;
+    if (handle <= 1) return TA_STREAM_LASTS; /* the legacy default stream */
+    if (handle == 2)
+        return TA_STREAM_EXISTS; /* the per-thread one ends with its thread */
+    if (device < 0 || device > INT8_MAX || !ready()) return TA_STREAM_EXISTS;
     torch_stream current = torch.current((int8_t)device);
     if (current.device_type != CUDA_DEVICE_TYPE || current.device_index != device)
-        return false;
-    if (torch.handle(&current) == stream) return in_pool(current.id);
+        return TA_STREAM_EXISTS; /* a torch that we do not know */
+    if (torch.handle(&current) == stream)
+        return in_pool(current.id) ? TA_STREAM_LASTS : TA_STREAM_EXISTS;
     /* Both priorities that every torch accepts: asking for a further one would throw. */
     for (int64_t priority = 1; priority <= 2; priority++) {
         for (int64_t place = 0; place < POOL_PLACES; place++) {
             torch_stream candidate = {.device_type = CUDA_DEVICE_TYPE,
                                       .device_index = (int8_t)device,
                                       .id = place << 5 | priority << 1 | 1};
-            if (torch.handle(&candidate) == stream) return true;
+            if (torch.handle(&candidate) == stream) return TA_STREAM_LASTS;
         }
     }
-    return false;
+    return TA_STREAM_STRANGE;
 }
 
-bool ta_test_owns_stream(int device, ta_stream stream)
+int ta_test_stream_life(int device, ta_stream stream)
 {
-    return ta_torch_owns_stream(NULL, device, stream);
+    return (int)ta_torch_stream_life(NULL, device, stream);
 }

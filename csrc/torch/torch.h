@@ -38,11 +38,11 @@ TA_API void ta_test_throw_out_of_memory(void);
 TA_API void ta_test_throw_error(void);
 
 /* --- streams --------------------------------------------------------------------------- */
-/* True where torch owns the stream and never destroys it: a default stream or one of its
- * pool. False also where that cannot be known. */
-bool ta_torch_owns_stream(void *context, int device, ta_stream stream);
+/* What is known of the stream's life: torch never destroys those of its pool, and the one
+ * that the thread works on exists. A ta_stream_asked. */
+ta_stream_life ta_torch_stream_life(void *context, int device, ta_stream stream);
 
-TA_API bool ta_test_owns_stream(int device, ta_stream stream);
+TA_API int ta_test_stream_life(int device, ta_stream stream);
 
 /* --- virtual functions that have no hook ------------------------------------------------ */
 /* Replaces them in the allocator object that torch uses now. Once is enough; again does

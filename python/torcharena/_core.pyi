@@ -104,8 +104,7 @@ class Event(TypedDict):
 def create(
     fallback: bool = False,
     page_bytes: int = 0,
-    grow_until: float = 0.0,
-    wait_above: float = 0.0,
+    slack: float = 0.0,
 ) -> None:
     """Makes the process's allocator; 0 is the default. Starts no driver.
 
@@ -185,7 +184,6 @@ def replay(
     check: bool = False,
     device_memory: int = 0,
     pass_after: int = 1000,
-    grow_until: float = 0.0,
-    wait_above: float = 0.0,
+    slack: float = 0.0,
 ) -> Mapping[str, Any]:
     """One trace's figures. Raises ValueError(line, reason) for a malformed text."""

@@ -8,8 +8,11 @@ threads' calls one after the other."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
+import select
+import signal
 import warnings
 from typing import Any
 
@@ -225,6 +228,9 @@ def _checked_torch() -> Any:
     return torch
 
 
+_PROBE_SECONDS = 30.0  # a driver that starts cold takes several
+
+
 def _probed(library: Any) -> Any:
     """What the driver says of the first device, without starting it in this process: that
     would spoil CUDA in forked children, and CUDA_VISIBLE_DEVICES set after us."""
@@ -238,9 +244,14 @@ def _probed(library: Any) -> Any:
         finally:
             os._exit(0)
     os.close(write)
+    # A child of a process with threads may find a lock of the loader's taken for good.
     with open(read, "rb") as answer:
-        said = answer.read()
-    os.waitpid(child, 0)
+        in_time = select.select([answer], [], [], _PROBE_SECONDS)[0]
+        said = answer.read() if in_time else b""
+    if not in_time:
+        os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+        os.waitpid(child, 0)
     found = json.loads(said) if said else {"reason": "the driver did not answer"}
     # Where the driver runs here already, a child cannot ask it, and asking spoils nothing.
     return library.probe(0) if found["reason"] else found
@@ -284,7 +295,7 @@ def _cuda_is_up() -> None:
         _refuse_unfit(library.probe(0), now.fallback)
         if not library.created():
             # One ratio for both: reused up to it if passed, waited for above it.
-            library.create(now.fallback, now.page, now.slack, now.slack)
+            library.create(now.fallback, now.page, now.slack)
             now.waiting.hand_over(library)
         now.creator, now.cuda_is_up = os.getpid(), True
         caps.put_waiting()

@@ -101,7 +101,7 @@ def start_with_cuda(path: str) -> None:
 
 
 def mark(text: str) -> None:
-    """Puts a mark into the trace and the memory history: ``forward``, ``step``. One line;
+    """Puts a mark into the trace that is being recorded: ``forward``, ``step``. One line;
     ValueError otherwise. Does nothing before CUDA is in use and where the arena is not
     enabled."""
     if "\n" in text or "\r" in text or not text:

@@ -73,12 +73,14 @@ def _page(text: str, name: str) -> int:
 
 
 def page_bytes(value: sizes.Size | None, name: str = "page") -> int:
-    """Bytes of a page, 0 for the default. Raises ValueError: a multiple of 2 MiB, as CUDA
-    wants it."""
+    """Bytes of a page, 0 for the default. Raises ValueError for other sizes than the powers
+    of two from CUDA's 2 MiB to the allocator's 256 MiB."""
     if value is None:
         return 0
-    if value.bytes is None or value.bytes % (2 << 20) or value.bytes > (1 << 30):
-        raise ValueError(f"{name}={value}: a page is a multiple of 2MiB, up to 1GiB")
+    if value.bytes not in [(2 << 20) << n for n in range(8)]:
+        raise ValueError(
+            f"{name}={value}: a page has 2MiB, 4MiB, 8MiB and so on, doubling up to 256MiB"
+        )
     return value.bytes
 
 
@@ -92,7 +94,7 @@ def _slack(text: str, name: str) -> float:
 
 
 def slack_ratio(value: float | None, name: str = "slack") -> float:
-    """The ratio, 0.0 for the defaults. Raises ValueError: 1.0 or more, and finite."""
+    """The ratio, 0.0 for the default. Raises ValueError: 1.0 or more, and finite."""
     if value is None:
         return 0.0
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -165,7 +167,7 @@ SETTINGS = (
         0,
         "4MiB",
         _page,
-        "size of a page, a multiple of 2MiB up to 1GiB",
+        "size of a page: 2MiB, 4MiB, 8MiB and so on, doubling up to 256MiB",
     ),
     Setting(
         "slack",

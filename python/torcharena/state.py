@@ -71,7 +71,7 @@ class State:
     creator: int = 0  # the process that made the library's allocator; 0: none yet
     fallback: bool = False
     page: int = 0  # bytes; 0: the default
-    slack: float = 0.0  # reserved over live peak; 0: the defaults
+    slack: float = 0.0  # reserved over live peak; 0: the default
     strict: bool = False
     asked: dict[str, Any] | None = None  # by code; None: the environment alone so far
     waiting: Waiting = field(default_factory=Waiting)

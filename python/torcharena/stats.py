@@ -17,7 +17,8 @@ _ALL = 0  # of the core's (all, small, large)
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
-    """The device's numbers, all of them since the last reset of torch's peaks or counts.
+    """The device's numbers. Peaks are since torch's last reset of peaks; page moves, waits,
+    slow requests and driver calls since the process began.
 
     Bytes end in ``_bytes``, their highest in ``_bytes.peak``; ``wait_seconds`` and
     ``slow_seconds``, the time of requests that needed a page, waits included, are floats;

@@ -7,6 +7,7 @@ here raises a RuntimeError that names the remedy. `install` runs once, under `en
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -182,6 +183,18 @@ def _record_history(
             "torcharena: the memory history has no stack traces (allocating never waits for "
             "Python); torcharena.mark('forward') puts marks into traces instead. "
             "context=None says that none are expected",
+            stacklevel=5,
+        )
+    if _LONGEST_HISTORY < max_entries < sys.maxsize:  # that much is torch's default
+        warn(
+            f"torcharena: the memory history keeps the newest {_LONGEST_HISTORY:,} entries, "
+            f"not {max_entries:,}",
+            stacklevel=5,
+        )
+    if compile_context or global_record_annotations:
+        warn(
+            "torcharena: the memory history has neither compile_context nor "
+            "global_record_annotations",
             stacklevel=5,
         )
     if clear_history or enabled == "state":

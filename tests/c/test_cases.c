@@ -305,7 +305,7 @@ static void replace_weights(const ta_config *policy, double slack)
 }
 TEST(S10)
 {
-    const ta_config tight = {.grow_until = 1.0, .wait_above = 1.0};
+    const ta_config tight = {.slack = 1.0};
     replace_weights(&tight, 0);
     replace_weights(NULL, 0.04);
 }

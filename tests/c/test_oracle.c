@@ -61,7 +61,7 @@ static void edge(bench *x, ta_stream earlier, ta_stream later)
 static void host_waits(bench *x, ta_stream s)
 {
     x->d->event_record(x->sim, x->e, 0, s);
-    x->d->event_wait(x->sim, x->e);
+    x->d->event_wait(x->sim, x->e, TA_FOREVER_US);
 }
 
 static uint64_t violations(const bench *x)

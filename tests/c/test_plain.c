@@ -8,6 +8,14 @@ static void open_plain(world *w, uint64_t memory, bool fallback)
     world_open_with(w, &config, 3, &policy);
 }
 
+static ta_stream_life lasting(void *context, int device, ta_stream stream)
+{
+    (void)context;
+    (void)device;
+    (void)stream;
+    return TA_STREAM_LASTS;
+}
+
 TEST(without_fallback_it_is_refused)
 {
     world w;
@@ -79,6 +87,30 @@ TEST(pending_is_waited_for)
     CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
     CHECK_EQ(world_alloc(&w, &b, 48 * MiB, 0, NULL), TA_OK);
     CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    world_close(&w);
+}
+
+/* The longest idle range is a capturing stream's: the next one is given back. */
+TEST(idle_of_a_capturing_stream_hides_no_other)
+{
+    world w;
+    held a, b, c, x;
+    ta_sim_graph *graph = NULL;
+    open_plain(&w, 144 * MiB, true);
+    CHECK_EQ(ta_set_stream_life(w.allocator, lasting, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &x, 32 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(ta_record_stream(w.allocator, x.at, w.stream[0][2]), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 48 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 48 * MiB, 0, w.stream[0][2]), TA_OK);
+    world_use(&w, &b, b.stream, true, 9000);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_sim_capture_begin(w.sim, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, x.at), TA_OK); /* a tick goes by */
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    CHECK_EQ(world_alloc(&w, &c, 90 * MiB, 0, w.stream[0][2]), TA_OK);
+    CHECK_EQ(ta_sim_capture_end(w.sim, 0, w.stream[0][1], &graph), TA_OK);
+    ta_sim_graph_destroy(w.sim, graph);
+    CHECK_EQ(ta_free(w.allocator, c.at), TA_OK);
     world_close(&w);
 }
 

@@ -181,11 +181,11 @@ TEST(a_stream_passes_after_so_many_allocations)
     CHECK_EQ(d->event_query(d->self, e[0]), TA_OK);
     CHECK_EQ(d->event_query(d->self, e[1]), TA_NOT_READY);
     /* Waiting for a point passes it and what was before it, on that stream alone. */
-    CHECK_EQ(d->event_wait(d->self, e[1]), TA_OK);
+    CHECK_EQ(d->event_wait(d->self, e[1], TA_FOREVER_US), TA_OK);
     CHECK_EQ(d->event_query(d->self, e[1]), TA_OK);
     CHECK_EQ(d->event_query(d->self, e[2]), TA_NOT_READY);
     CHECK_EQ(ta_clock_read(clock).event_waits, 1);
-    CHECK_EQ(d->event_wait(d->self, e[1]), TA_OK);
+    CHECK_EQ(d->event_wait(d->self, e[1], TA_FOREVER_US), TA_OK);
     CHECK_EQ(ta_clock_read(clock).event_waits, 1);
     /* The whole device. */
     CHECK_EQ(d->device_wait(d->self, 0), TA_OK);

@@ -1,53 +1,8 @@
 /* test_sim.c - the simulated machine keeps the driver's contract. */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "../../csrc/driver/sim.h"
-#include "testing.h"
-
-#define MIB ((uint64_t)1 << 20)
-#define GIB ((uint64_t)1 << 30)
-#define P2 (2 * MIB)
-
-static ta_sim *machine(ta_sim_config config)
-{
-    ta_sim *sim = NULL;
-    if (!config.devices) config.devices = 1;
-    if (!config.memory) config.memory = GIB;
-    return ta_sim_create(&config, &sim) == TA_OK ? sim : NULL;
-}
-
-static uint64_t violations(ta_sim *sim)
-{
-    uint64_t count;
-    ta_sim_first_violation(sim, &count);
-    return count;
-}
-
-static sigjmp_buf faulted;
-static void on_fault(int signal) { siglongjmp(faulted, signal); }
-
-/* Whether a byte can be read and written. */
-static bool touchable(uint64_t addr)
-{
-    struct sigaction act = {.sa_handler = on_fault}, old_segv, old_bus;
-    sigaction(SIGSEGV, &act, &old_segv);
-    sigaction(SIGBUS, &act, &old_bus);
-    volatile bool ok = false;
-    if (sigsetjmp(faulted, 1) == 0) {
-        volatile uint8_t *byte = (volatile uint8_t *)(uintptr_t)addr;
-        *byte = *byte;
-        ok = true;
-    }
-    sigaction(SIGSEGV, &old_segv, NULL);
-    sigaction(SIGBUS, &old_bus, NULL);
-    return ok;
-}
+#include "sim_machine.h"
 
 TEST(map_access_unmap)
 {
@@ -85,21 +40,6 @@ TEST(map_access_unmap)
     CHECK_EQ(ta_sim_reserved_addresses(sim), 0);
     CHECK_EQ(violations(sim), 0);
     ta_sim_destroy(sim);
-}
-
-/* n pages of 2 MiB mapped in a row at a new range. */
-static uint64_t pages(ta_sim *sim, int n, ta_handle *handles)
-{
-    const ta_driver *d = ta_sim_driver(sim);
-    const int zero = 0;
-    uint64_t at = 0;
-    d->reserve(sim, (uint64_t)n * P2, 0, &at);
-    for (int i = 0; i < n; i++) {
-        d->create(sim, 0, TA_TIER_DEVICE, P2, &handles[i]);
-        d->map(sim, at + (uint64_t)i * P2, P2, handles[i]);
-    }
-    d->set_access(sim, at, (uint64_t)n * P2, &zero, 1);
-    return at;
 }
 
 TEST(contents_move_with_the_page)
@@ -342,7 +282,7 @@ TEST(faults)
     CHECK_EQ(d->event_destroy(sim, e), TA_GONE);
     CHECK_EQ(d->event_record(sim, e, 0, 0), TA_GONE);
     CHECK_EQ(d->event_query(sim, e), TA_GONE);
-    CHECK_EQ(d->event_wait(sim, e), TA_GONE);
+    CHECK_EQ(d->event_wait(sim, e, TA_FOREVER_US), TA_GONE);
     CHECK_EQ(d->is_capturing(sim, 0, 0, &yes), TA_GONE);
     CHECK_EQ(d->device_wait(sim, 0), TA_GONE);
     CHECK_EQ(ta_sim_calls(sim, TA_SIM_CALL_COUNT), before + TA_SIM_CALL_COUNT);
@@ -429,7 +369,7 @@ TEST(events_pass_in_order)
     CHECK_EQ(ta_sim_stream_query(sim, 0, other), TA_NOT_READY);
     CHECK_EQ(ta_sim_launch(sim, 0, other, NULL, 0, 5000), TA_OK);
     CHECK_EQ(d->event_record(sim, c, 0, other), TA_OK);
-    CHECK_EQ(d->event_wait(sim, a), TA_OK);
+    CHECK_EQ(d->event_wait(sim, a, TA_FOREVER_US), TA_OK);
     CHECK_EQ(d->event_query(sim, a), TA_OK);
     CHECK_EQ(d->event_query(sim, b), TA_NOT_READY);
     CHECK_EQ(ta_sim_event_elapsed(sim, a, b, &ms), TA_NOT_READY);
@@ -471,7 +411,7 @@ TEST(legacy_stream_waits_for_blocking_ones)
     ta_sim_launch(sim, 0, NULL, NULL, 0, 100);   /* after blocking */
     ta_sim_launch(sim, 0, second, NULL, 0, 100); /* after that */
     CHECK_EQ(d->event_record(sim, e, 0, second), TA_OK);
-    CHECK_EQ(d->event_wait(sim, e), TA_OK);
+    CHECK_EQ(d->event_wait(sim, e, TA_FOREVER_US), TA_OK);
     CHECK(ta_sim_now_us(sim) > 299 && ta_sim_now_us(sim) < 301);
     /* The per-thread stream is a blocking one. */
     ta_sim_launch(sim, 0, NULL, NULL, 0, 100);
@@ -609,7 +549,7 @@ static bool survives(int mode, int call)
     case 1:
         d->enter(sim, 0, saved);
         status = d->event_query(sim, e);
-        if (status == TA_NOT_READY) status = d->event_wait(sim, e);
+        if (status == TA_NOT_READY) status = d->event_wait(sim, e, TA_FOREVER_US);
         d->leave(sim, 0, saved);
         break;
     case 2:
@@ -712,7 +652,7 @@ static void *work(void *context)
         w->wrong += d->set_access(w->sim, addr, P2, &zero, 1) != TA_OK;
         w->wrong += ta_sim_fill(w->sim, 0, mine, addr, w->number, 4096) != TA_OK;
         w->wrong += d->event_record(w->sim, e, 0, mine) != TA_OK;
-        w->wrong += d->event_wait(w->sim, e) != TA_OK;
+        w->wrong += d->event_wait(w->sim, e, TA_FOREVER_US) != TA_OK;
         w->wrong += *(uint8_t *)(uintptr_t)(addr + 4095) != w->number;
         w->wrong += d->unmap(w->sim, addr, P2) != TA_OK;
         w->wrong += d->release(w->sim, h, P2) != TA_OK;
@@ -738,164 +678,6 @@ TEST(threads)
     CHECK_EQ(ta_sim_used(sim, 0, false), 0);
     CHECK_EQ(ta_sim_reserved_addresses(sim), 0);
     if (violations(sim)) TA_TEST_FAIL("%s", ta_sim_first_violation(sim, NULL));
-    ta_sim_destroy(sim);
-}
-
-/* --- processes ------------------------------------------------------------------------- */
-static int exit_code(pid_t child)
-{
-    int status = -1;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-
-TEST(forked_child)
-{
-    ta_sim *sim = machine((ta_sim_config){.context_bytes = P2});
-    const ta_driver *d = ta_sim_driver(sim);
-    ta_handle h;
-    uint64_t at = pages(sim, 1, &h);
-    *(int *)(uintptr_t)at = 42;
-    pid_t child = fork();
-    if (child == 0) {
-        ta_handle other;
-        int bad = 0;
-        bad |= touchable(at) ? 1 : 0; /* pages stay with the parent */
-        bad |= d->create(sim, 0, TA_TIER_DEVICE, P2, &other) == TA_FORKED ? 0 : 2;
-        bad |= ta_sim_launch(sim, 0, NULL, NULL, 0, 1) == TA_FORKED ? 0 : 4;
-        ta_sim_destroy(sim); /* does nothing */
-        ta_sim *own = machine((ta_sim_config){0});
-        bad |= own && pages(own, 1, &other) ? 0 : 8; /* a machine of its own works */
-        ta_sim_destroy(own);
-        _exit(bad);
-    }
-    CHECK_EQ(exit_code(child), 0);
-    CHECK_EQ(*(int *)(uintptr_t)at, 42);
-    CHECK_EQ(d->unmap(sim, at, P2), TA_OK);
-    CHECK_EQ(violations(sim), 0);
-    ta_sim_destroy(sim);
-}
-
-static void tell(int fd)
-{
-    if (write(fd, "x", 1) != 1) _exit(99);
-}
-
-static int hear(int fd)
-{
-    char c;
-    return read(fd, &c, 1) == 1;
-}
-
-TEST(two_processes_share_a_device)
-{
-    char dir[] = "/tmp/ta_sim_XXXXXX";
-    CHECK(mkdtemp(dir) != NULL);
-    ta_sim_config config = {
-        .devices = 1, .memory = 16 * P2, .context_bytes = P2, .dir = dir};
-    int up[2], down[2];
-    CHECK(pipe(up) == 0 && pipe(down) == 0);
-    pid_t child = fork();
-    if (child == 0) {
-        ta_sim *sim = machine(config);
-        ta_handle h[16];
-        if (!sim) _exit(1);
-        pages(sim, 10, h);
-        tell(up[1]);
-        hear(down[0]); /* until killed */
-        for (;;) pause();
-    }
-    CHECK(hear(up[0]));
-    ta_sim *sim = machine(config);
-    const ta_driver *d = ta_sim_driver(sim);
-    ta_handle h[8], more;
-    uint64_t free_bytes, total;
-    CHECK_EQ(d->mem_info(sim, 0, &free_bytes, &total), TA_OK);
-    CHECK_EQ(free_bytes, 4 * P2); /* two contexts, ten pages */
-    CHECK_EQ(ta_sim_used(sim, 0, false), P2);
-    CHECK_EQ(ta_sim_used(sim, 0, true), 12 * P2);
-    for (int i = 0; i < 4; i++) d->create(sim, 0, TA_TIER_DEVICE, P2, &h[i]);
-    CHECK_EQ(d->create(sim, 0, TA_TIER_DEVICE, P2, &more), TA_OUT_OF_MEMORY);
-    kill(child, SIGKILL);
-    CHECK_EQ(exit_code(child), 1000 + SIGKILL);
-    CHECK_EQ(ta_sim_used(sim, 0, true), 5 * P2); /* the dead hold nothing */
-    CHECK_EQ(d->create(sim, 0, TA_TIER_DEVICE, 11 * P2, &more), TA_OK);
-    CHECK_EQ(d->create(sim, 0, TA_TIER_DEVICE, P2, &h[5]), TA_OUT_OF_MEMORY);
-    /* Another memory size is another machine. */
-    config.memory *= 2;
-    CHECK(machine(config) == NULL);
-    ta_sim_destroy(sim);
-    close(up[0]), close(up[1]), close(down[0]), close(down[1]);
-}
-
-/* A child of the owner, alive after it, keeps nothing of it. */
-TEST(grandchildren_hold_no_memory)
-{
-    char dir[] = "/tmp/ta_sim_XXXXXX";
-    CHECK(mkdtemp(dir) != NULL);
-    ta_sim_config config = {.devices = 1, .memory = 16 * P2, .dir = dir};
-    int up[2], down[2];
-    CHECK(pipe(up) == 0 && pipe(down) == 0);
-    pid_t child = fork();
-    if (child == 0) {
-        ta_sim *sim = machine(config);
-        ta_handle h[16];
-        pages(sim, 16, h);
-        if (fork() == 0) { /* a data loader's worker */
-            tell(up[1]);
-            hear(down[0]);
-            _exit(0);
-        }
-        for (;;) pause();
-    }
-    CHECK(hear(up[0]));
-    ta_sim *sim = machine(config);
-    ta_handle h;
-    CHECK_EQ(ta_sim_driver(sim)->create(sim, 0, TA_TIER_DEVICE, P2, &h),
-             TA_OUT_OF_MEMORY);
-    kill(child, SIGKILL);
-    CHECK_EQ(exit_code(child), 1000 + SIGKILL);
-    CHECK_EQ(ta_sim_driver(sim)->create(sim, 0, TA_TIER_DEVICE, 16 * P2, &h), TA_OK);
-    tell(down[1]);
-    ta_sim_destroy(sim);
-    close(up[0]), close(up[1]), close(down[0]), close(down[1]);
-}
-
-/* Many at once, some killed: never above the device's memory, and all of it comes back. */
-TEST(a_crowd_shares_a_device)
-{
-    enum { CROWD = 8 };
-    char dir[] = "/tmp/ta_sim_XXXXXX";
-    CHECK(mkdtemp(dir) != NULL);
-    ta_sim_config config = {
-        .devices = 1, .memory = 20 * P2, .no_backing = true, .dir = dir};
-    pid_t children[CROWD];
-    for (int k = 0; k < CROWD; k++) {
-        children[k] = fork();
-        if (children[k]) continue;
-        ta_sim *sim = machine(config);
-        if (!sim) _exit(1);
-        const ta_driver *d = ta_sim_driver(sim);
-        ta_handle h[20];
-        int held = 0, over = 0;
-        unsigned x = (unsigned)k + 1;
-        for (int i = 0; i < 1500; i++) {
-            x = x * 1664525 + 1013904223;
-            if (x >> 31 && held < 20) {
-                if (d->create(sim, 0, TA_TIER_DEVICE, P2, &h[held]) == TA_OK) held++;
-            } else if (held)
-                d->release(sim, h[--held], P2);
-            over |= ta_sim_used(sim, 0, true) > 20 * P2;
-            if (k < 2 && i == 700) kill(getpid(), SIGKILL);
-        }
-        if (!over) ta_sim_destroy(sim);
-        _exit(over ? 2 : 0);
-    }
-    for (int k = 0; k < CROWD; k++) CHECK_EQ(exit_code(children[k]), k < 2 ? 1009 : 0);
-    ta_sim *sim = machine(config);
-    ta_handle h;
-    CHECK_EQ(ta_sim_used(sim, 0, true), 0);
-    CHECK_EQ(ta_sim_driver(sim)->create(sim, 0, TA_TIER_DEVICE, 20 * P2, &h), TA_OK);
     ta_sim_destroy(sim);
 }
 

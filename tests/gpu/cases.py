@@ -342,27 +342,28 @@ def record_stream() -> None:
 
 
 def own_stream() -> None:
-    """torch's streams are known for torch's; one that others own may be destroyed."""
+    """torch's streams last; one that others own may be destroyed, unless it is current."""
     torcharena.enable()
     watch()
     library = libraries()[0]
-    library.ta_test_owns_stream.restype = ctypes.c_bool
-    library.ta_test_owns_stream.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    owns = library.ta_test_owns_stream
+    life = library.ta_test_stream_life
+    life.restype = ctypes.c_int
+    life.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    strange, exists, lasts = range(3)
     torch.ones(1, device="cuda")
-    assert owns(0, 0) and not owns(0, 2)
+    assert life(0, 0) == lasts and life(0, 2) == exists
     for priority in (0, -1):
         pooled = torch.cuda.Stream(priority=priority)
-        assert owns(0, pooled.cuda_stream)
+        assert life(0, pooled.cuda_stream) == lasts
         with torch.cuda.stream(pooled):
-            assert owns(0, pooled.cuda_stream)
+            assert life(0, pooled.cuda_stream) == lasts
     handle = ctypes.c_void_p()
     runtime = torch.cuda.cudart()
     assert runtime.cudaStreamCreate(ctypes.addressof(handle)) == runtime.cudaError.success
     foreign = torch.cuda.ExternalStream(handle.value)
-    assert not owns(0, foreign.cuda_stream)
+    assert life(0, foreign.cuda_stream) == strange
     with torch.cuda.stream(foreign):
-        assert not owns(0, foreign.cuda_stream)
+        assert life(0, foreign.cuda_stream) == exists
         for _ in range(10):
             torch.full((8 * MIB,), 3, dtype=torch.int32, device="cuda")
     foreign.synchronize()
@@ -392,13 +393,14 @@ def external_stream_destroyed() -> None:
         recorded.record_stream(foreign)
         foreign.synchronize()
         sums_to(own[: 1 << 10], (round_ + 1) << 10)
+        del recorded  # while the stream that it is recorded for exists, as torch needs it
         assert runtime.cudaStreamDestroy(handle.value) == runtime.cudaError.success
         if round_ % 4 == 3:  # while the destroyed one's tensors still live
             again = ctypes.c_void_p()
             made = runtime.cudaStreamCreate(ctypes.addressof(again))
             assert made == runtime.cudaError.success and again.value is not None
             others.append(again.value)
-        del recorded, own, small, foreign
+        del own, small, foreign
         if round_ % 8 == 7:  # most of the cap: what those left behind is needed
             most = torch.full((100 * MIB,), 7, dtype=torch.int32, device="cuda")
             sums_to(most[: 1 << 10], 7 << 10)

@@ -166,11 +166,9 @@ class FakeCore(ModuleType):
         self,
         fallback: bool = False,
         page_bytes: int = 0,
-        grow_until: float = 0.0,
-        wait_above: float = 0.0,
+        slack: float = 0.0,
     ) -> None:
-        ratios = (grow_until, wait_above) if grow_until or wait_above else ()
-        self.calls.append(("create", fallback, page_bytes, *ratios))
+        self.calls.append(("create", fallback, page_bytes, *([slack] if slack else [])))
         self.is_created = True
 
     def created(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -230,7 +232,7 @@ def test_slack_reaches_the_library(
     with pytest.raises(RuntimeError, match=r"slack=1\.02.*slack=1\.1"):
         torcharena.enable(slack=1.1)
     torch_.bring_up_cuda()
-    assert ("create", False, 0, 1.02, 1.02) in fake.calls
+    assert ("create", False, 0, 1.02) in fake.calls
 
 
 def test_the_environments_slack_cannot_become_another(
@@ -242,7 +244,7 @@ def test_the_environments_slack_cannot_become_another(
         torcharena.enable(slack=1.1)
     torcharena.enable(slack=1.5)
     torch_.bring_up_cuda()
-    assert ("create", False, 0, 1.5, 1.5) in fake.calls
+    assert ("create", False, 0, 1.5) in fake.calls
 
 
 @pytest.mark.parametrize("slack", [0.99, 0, -1, float("nan"), float("inf"), True, "1.02"])
@@ -324,6 +326,35 @@ def test_before_enable_it_says_what_is_missing(
     monkeypatch.setattr(state, "current", state.State())
     with pytest.raises(RuntimeError, match=r"after torcharena.enable\(\)"):
         call()
+
+
+class Probe:
+    """A library whose driver answers, late or not at all."""
+
+    def __init__(self, seconds: float) -> None:
+        self.here = os.getpid()
+        self.seconds = seconds
+
+    def probe(self, index: int) -> dict[str, Any]:
+        if os.getpid() != self.here:
+            time.sleep(self.seconds)
+        return {"reason": "", "asked_in_the_process": os.getpid() == self.here}
+
+
+def test_the_driver_is_asked_where_children_are_reaped_by_the_kernel() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        found = installing._probed(Probe(0))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert found == {"reason": "", "asked_in_the_process": False}
+
+
+def test_a_driver_that_hangs_in_a_child_is_asked_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installing, "_PROBE_SECONDS", 0.1)
+    assert installing._probed(Probe(60))["asked_in_the_process"]
 
 
 def test_a_forked_child_is_told(fake: FakeCore, torch_: FakeTorch) -> None:

@@ -1,5 +1,5 @@
-/* test_review_core.c - what a review of the core found, beside its waits: forks while a
- * device is opened, an owner of streams that throws, streams of threads, stray frees, pools
+/* test_edges.c - what a review of the core found, beside its waits: forks while a
+ * device is opened, a look at a stream's life that throws, streams of threads, stray frees, pools
  * without memory.
  *
  * The driver's table is that of the simulated machine with some calls looked at. */
@@ -29,7 +29,7 @@ static int child_is_told(ta_allocator *a)
     pid_t child = fork();
     if (child == 0) {
         alarm(10); /* a hang ends as a signal */
-        ta_status status = ta_set_stream_owner(a, NULL, NULL); /* takes `setup` */
+        ta_status status = ta_set_stream_life(a, NULL, NULL); /* takes `setup` */
         _exit(status == TA_FORKED ? 0 : 100 + (int)status);
     }
     int code = -1;
@@ -43,7 +43,7 @@ static ta_status hooked_enter(void *self, int device, uintptr_t saved[2])
         hook.child = child_is_told(hook.allocator);
     return hook.sim->enter(self, device, saved);
 }
-static ta_status hooked_wait(void *self, ta_event event)
+static ta_status hooked_wait(void *self, ta_event event, double most_us)
 {
     held h;
     hook.waits++;
@@ -55,15 +55,15 @@ static ta_status hooked_wait(void *self, ta_event event)
             ta_free(w->allocator, h.at);
         }
     }
-    return hook.sim->event_wait(self, event);
+    return hook.sim->event_wait(self, event, most_us);
 }
 
-static bool owned(void *context, int device, ta_stream stream)
+static ta_stream_life lasting(void *context, int device, ta_stream stream)
 {
     (void)context;
     (void)device;
     (void)stream;
-    return true;
+    return TA_STREAM_LASTS;
 }
 
 static ta_driver hooked;
@@ -81,7 +81,7 @@ static void open_hooked(world *w, const ta_sim_config *config, int streams)
     const ta_config policy = {.fallback = config->no_vmm};
     CHECK_EQ(ta_allocator_create(&hooked, &policy, &w->allocator), TA_OK);
     CHECK_EQ(ta_add_observer(w->allocator, ta_oracle_observe, w->sim), TA_OK);
-    CHECK_EQ(ta_set_stream_owner(w->allocator, owned, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w->allocator, lasting, NULL), TA_OK);
     hook.allocator = w->allocator;
     alarm(60);
 }
@@ -117,14 +117,14 @@ TEST(fork_after_a_look_at_the_memory)
 /* --- an owner of streams that throws ---------------------------------------------------- */
 static jmp_buf out;
 static int throws;
-static bool throwing(void *context, int device, ta_stream stream)
+static ta_stream_life throwing(void *context, int device, ta_stream stream)
 {
     (void)context;
     (void)device;
     (void)stream;
     if (throws && throws--)
         longjmp(out, 1); /* as a C++ exception leaves: no frame of ours runs on */
-    return true;
+    return TA_STREAM_LASTS;
 }
 
 /* Nothing stays locked or entered, and the next call asks again. */
@@ -153,7 +153,7 @@ TEST(owner_that_throws)
     static void *context;
     const ta_pool_id id = {7, 8};
     open_hooked(&w, &one, 4);
-    CHECK_EQ(ta_set_stream_owner(w.allocator, throwing, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w.allocator, throwing, NULL), TA_OK);
     throw_once(&w, &a, false);
     CHECK_EQ(world_alloc(&w, &a, 16 * MiB, 0, w.stream[0][1]), TA_OK);
     throw_once(&w, &a, true);

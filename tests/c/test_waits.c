@@ -1,8 +1,8 @@
-/* test_review_wait.c - waits and looks that must not miss memory that is there.
+/* test_waits.c - waits and looks that must not miss memory that is there.
  *
  * The driver's table is that of the simulated machine with some calls looked at, failed or
- * used to do what another thread might do just then. All streams are owned unless a test
- * says otherwise, as those of torch are. */
+ * used to do what another thread might do just then. All streams last unless a test says
+ * otherwise, as those of torch do. */
 #include <setjmp.h>
 #include <signal.h>
 #include <unistd.h>
@@ -19,6 +19,7 @@ static struct {
     bool fail_access, fail_unmap, fail_wait;
     ta_stream dead; /* destroyed: naming it is undefined */
     int named_dead;
+    ta_stream reused, stands_for; /* a handle that stands for another stream by now */
 } hook;
 
 static ta_status hooked_query(void *self, ta_event event)
@@ -28,9 +29,9 @@ static ta_status hooked_query(void *self, ta_event event)
     if (hook.not_ready && hook.not_ready--) return TA_NOT_READY;
     return hook.sim->event_query(self, event);
 }
-static ta_status hooked_wait(void *self, ta_event event)
+static ta_status hooked_wait(void *self, ta_event event, double most_us)
 {
-    return hook.fail_wait ? TA_DRIVER : hook.sim->event_wait(self, event);
+    return hook.fail_wait ? TA_DRIVER : hook.sim->event_wait(self, event, most_us);
 }
 static ta_status hooked_access(void *self, uint64_t addr, uint64_t size,
                                const int *devices, int count)
@@ -45,6 +46,7 @@ static ta_status hooked_unmap(void *self, uint64_t addr, uint64_t size)
 static ta_status hooked_record(void *self, ta_event event, int device, ta_stream stream)
 {
     hook.named_dead += hook.dead && stream == hook.dead;
+    if (hook.reused && stream == hook.reused) stream = hook.stands_for;
     return hook.sim->event_record(self, event, device, stream);
 }
 static ta_status hooked_capturing(void *self, int device, ta_stream stream, bool *yes)
@@ -54,11 +56,12 @@ static ta_status hooked_capturing(void *self, int device, ta_stream stream, bool
 }
 
 static ta_stream stranger; /* a stream that others own */
-static bool owned(void *context, int device, ta_stream stream)
+static ta_stream_life strangers_life;
+static ta_stream_life lasting(void *context, int device, ta_stream stream)
 {
     (void)context;
     (void)device;
-    return stream != stranger;
+    return stream == stranger ? strangers_life : TA_STREAM_LASTS;
 }
 
 static bool everything(void *context, ta_stream stream)
@@ -74,6 +77,7 @@ static void open_hooked(world *w, int streams, uint64_t cap)
     ta_sim_config config = {.devices = 1, .memory = 256 * MiB, .seed = 3};
     memset(&hook, 0, sizeof hook);
     stranger = NULL;
+    strangers_life = TA_STREAM_EXISTS;
     world_open(w, &config, streams);
     ta_allocator_destroy(w->allocator);
     hook.sim = w->driver;
@@ -87,7 +91,7 @@ static void open_hooked(world *w, int streams, uint64_t cap)
     hooked.is_capturing = hooked_capturing;
     CHECK_EQ(ta_allocator_create(&hooked, NULL, &w->allocator), TA_OK);
     CHECK_EQ(ta_add_observer(w->allocator, ta_oracle_observe, w->sim), TA_OK);
-    CHECK_EQ(ta_set_stream_owner(w->allocator, owned, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w->allocator, lasting, NULL), TA_OK);
     CHECK_EQ(ta_set_limit(w->allocator, -1, TA_LIMIT_API, cap), TA_OK);
     alarm(60); /* a hang ends as a signal */
 }
@@ -237,6 +241,80 @@ TEST(destroyed_stream_that_could_not_be_recorded)
     CHECK_EQ(ta_sim_stream_destroy(w.sim, stranger), TA_OK);
     CHECK_EQ(world_alloc(&w, &b, 16 * MiB, 0, w.stream[0][1]), TA_OK);
     put(&w, &b);
+    world_close(&w);
+}
+
+/* Freed after its stream was destroyed: only the device can be waited for. */
+TEST(freed_after_its_stream_was_destroyed)
+{
+    world w;
+    held a, b, c;
+    open_hooked(&w, 4, 32 * MiB);
+    stranger = w.stream[0][3];
+    get(&w, &a, 3, 5000);
+    CHECK_EQ(world_alloc(&w, &b, 512, 0, stranger), TA_OK);
+    CHECK_EQ(ta_sim_stream_destroy(w.sim, stranger), TA_OK);
+    hook.dead = stranger;
+    strangers_life = TA_STREAM_STRANGE;
+    put(&w, &a);
+    put(&w, &b);
+    CHECK_EQ(world_alloc(&w, &c, 32 * MiB, 0, w.stream[0][2]), TA_OK);
+    world_use(&w, &c, c.stream, true, 50);
+    world_check(&w);
+    CHECK(world_stats(&w, 0).waits >= 1);
+    put(&w, &c);
+    CHECK_EQ(ta_trim(w.allocator, 0, NULL), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 0);
+    CHECK_EQ(hook.named_dead, 0);
+    world_close(&w);
+}
+
+/* The handle of a destroyed stream, whose work still runs, comes back as another stream's:
+ * that the new one has passed says nothing of what the old one was given. */
+TEST(marks_of_a_handle_that_was_another_streams)
+{
+    world w;
+    held a, b, c;
+    open_hooked(&w, 4, 32 * MiB);
+    stranger = w.stream[0][3];
+    CHECK_EQ(world_alloc(&w, &b, 512, 0, stranger), TA_OK);
+    get(&w, &a, 3, 9000);
+    strangers_life = TA_STREAM_STRANGE;
+    put(&w, &a);
+    hook.reused = stranger;
+    hook.stands_for = w.stream[0][2];
+    strangers_life = TA_STREAM_EXISTS;
+    put(&w, &b);
+    CHECK_EQ(world_alloc(&w, &c, 28 * MiB, 0, w.stream[0][1]), TA_OK);
+    world_use(&w, &c, c.stream, true, 50);
+    world_check(&w);
+    put(&w, &c);
+    world_close(&w);
+}
+
+/* The same where a stream has so many marks that one of them would have to be moved. */
+TEST(marks_of_a_handle_are_not_moved_to_another_stream)
+{
+    world w;
+    held a, b, c;
+    open_hooked(&w, 4, 32 * MiB);
+    stranger = w.stream[0][3];
+    CHECK_EQ(world_alloc(&w, &a, 16 * MiB, 0, stranger), TA_OK);
+    for (int i = 0; i < 255; i++) {
+        CHECK_EQ(world_alloc(&w, &b, 512, 0, stranger), TA_OK);
+        world_use(&w, &b, stranger, true, 10000);
+        put(&w, &b);
+    }
+    world_use(&w, &a, stranger, true, 9e5);
+    put(&w, &a);
+    hook.reused = stranger;
+    hook.stands_for = w.stream[0][2];
+    CHECK_EQ(world_alloc(&w, &b, 512, 0, stranger), TA_OK);
+    put(&w, &b);
+    CHECK_EQ(world_alloc(&w, &c, 28 * MiB, 0, w.stream[0][1]), TA_OK);
+    world_use(&w, &c, c.stream, true, 50);
+    world_check(&w);
+    put(&w, &c);
     world_close(&w);
 }
 
