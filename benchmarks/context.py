@@ -190,7 +190,7 @@ def run(kind: str, device: int, before: int) -> list[dict[str, Any]]:
     kept["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    kept["CUDA_VISIBLE_DEVICES"] = str(device)
+    kept.setdefault("CUDA_VISIBLE_DEVICES", str(device))
     command = [sys.executable, "-m", "benchmarks.context", "--device", str(device)]
     done = subprocess.run(
         [*command, "--child", kind, str(before)],

@@ -2,6 +2,7 @@
 
     python -m benchmarks.truths --out truth.jsonl [--programs vit_ema,loop:moe]
         [--allocators native,expandable,arena] [--again] [--jobs 3] [--seconds 500]
+        [--record FOLDER]
     python -m benchmarks.truths --merge truth.jsonl
 
 Runs every program of benchmarks/programs and the five loops under each allocator, each in a
@@ -14,6 +15,8 @@ Peaks do not depend on what else the GPU does as long as it has room, so ``--job
 run side by side; those that time their kernels to choose among them run alone, at the end.
 After ``--seconds`` no program is begun; those that run get ``--timeout`` seconds each.
 
+``--record`` keeps the arena's traces of programs other than the loops, for `benchmarks.apart`.
+
 ``--merge`` puts such a file's rows into the results, in place of older ones. Rows of a
 simulated GPU are never merged."""
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -51,6 +55,7 @@ PROGRAMS = (
 # They set cudnn.benchmark: who runs beside them moves their choice.
 ALONE = ("unet_denoise", "dqn_replay")
 MARK = "TRUTH "
+RECORD = "BENCHMARKS_RECORD"  # the file for a child's trace
 
 Key = tuple[str, str]
 
@@ -107,7 +112,7 @@ def child(program: str, allocator: str) -> None:
     if allocator == "arena":
         import torcharena
 
-        torcharena.enable()
+        torcharena.enable(record=os.environ.get(RECORD))
     import runpy
 
     script, *arguments = command(program)
@@ -116,14 +121,21 @@ def child(program: str, allocator: str) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def measure(program: str, allocator: str, timeout: float) -> dict[str, Any]:
-    """The row of one run in a process of its own; ``error`` where it has none."""
+def measure(
+    program: str, allocator: str, timeout: float, record: Path | None = None
+) -> dict[str, Any]:
+    """The row of one run in a process of its own; ``error`` where it has none. ``record``: a
+    folder for the arena's trace."""
     row: dict[str, Any] = {"program": program, "allocator": allocator}
     begin = time.monotonic()
+    env = environment(allocator)
+    env.pop(RECORD, None)
+    if record is not None and allocator == "arena" and not program.startswith("loop:"):
+        env[RECORD] = str(record / f"{program}.trace.xz")
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.truths", "--child", program, allocator],
-            env=environment(allocator),
+            env=env,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -149,10 +161,13 @@ def measure(program: str, allocator: str, timeout: float) -> dict[str, Any]:
 class Sitting:
     """Measures in order, several at a time; writes and shows each row as it comes."""
 
-    def __init__(self, out: Path, timeout: float, until: float) -> None:
+    def __init__(
+        self, out: Path, timeout: float, until: float, record: Path | None
+    ) -> None:
         self.out = out
         self.timeout = timeout
         self.until = until  # of time.monotonic()
+        self.record = record
         self.lock = threading.Lock()
         self.rows: list[dict[str, Any]] = []
         self.skipped: list[Key] = []
@@ -187,7 +202,7 @@ class Sitting:
                 with self.lock:
                     self.skipped.append(key)
                 continue
-            row = measure(*key, self.timeout)
+            row = measure(*key, self.timeout, self.record)
             with self.lock:
                 self.rows.append(row)
                 with open(self.out, "a") as file:
@@ -225,6 +240,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--seconds", type=float, default=500, help="begin none after (500)"
     )
     parser.add_argument("--timeout", type=float, default=150, help="of each (150)")
+    parser.add_argument("--record", type=Path, metavar="FOLDER")
     parser.add_argument("--merge", type=Path, metavar="FILE", help="into the results")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -265,7 +281,12 @@ def main(arguments: list[str] | None = None) -> int:
         key for key in order(options.programs, options.allocators) if key not in known
     ]
     print(f"{len(wanted)} to measure, {len(known)} known already", flush=True)
-    sitting = Sitting(options.out, options.timeout, begin + options.seconds)
+    if options.record:
+        options.record = options.record.resolve()
+        options.record.mkdir(parents=True, exist_ok=True)
+    sitting = Sitting(
+        options.out, options.timeout, begin + options.seconds, options.record
+    )
     sitting.run(wanted, options.jobs)
     for program, allocator in sitting.skipped:
         print(f"{program:<26} {allocator:<10}  not begun: out of time")

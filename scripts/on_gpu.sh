@@ -122,6 +122,7 @@ for name in ${parts//,/ }; do
             # A row is in the file as soon as it is measured; none is begun too late to end.
             part truth 520 "$python" -m benchmarks.truths --out "$folder/truth.jsonl" \
                 --seconds "$((seconds - SECONDS - 45))" --timeout 120 $again \
+                --record "$folder/traces" \
                 ${programs:+--programs "$programs"}
             cat "$folder/truth.log"
             ;;

@@ -332,12 +332,46 @@ def test_the_text_says_where_guesses_were_seen_and_what_helps() -> None:
     assert max(map(len, text.splitlines())) <= 80
     said = " ".join(text.split())
     for words in (
-        "2,000 x read train.py:50 main", "and 1 places more", "12 up to 40 MiB as the real",
+        "2,000 x read train.py:50 main", "and 1 place more", "12 up to 40 MiB as the real",
         "1,234 up to 512 B by default", "not asked: no libcudnn.so.9",
         "/data/results.csv. Have it write to a new place", "--share DIR",
     ):  # fmt: skip
         assert words in said, words
     assert "--keep-files" not in said and "formulas" not in said
+
+
+def test_the_text_of_a_run_that_is_out_of_memory() -> None:
+    """What it asked for is known from the error too; caches that did not help are no news;
+    the last line is no part of what stands between the program and torch's operators."""
+    site = "/x/lib/python3/site-packages/torch"
+    stack = [
+        {"file": str(ROOT / "setup.py"), "line": 1, "function": "f"},
+        {"file": f"{site}/nn/x.py", "line": 2, "function": "g"},
+        {"file": f"{site}/_ops.py", "line": 865, "function": "__call__"},
+    ]
+    error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0"
+    run = a_run(exit_code=1, ooms=1, error=error, oom={"wanted": None, "stack": stack})
+    run.processes[0]["devices"][0]["retries"] = 3
+    report = Report(["x.py"], cards.find("16GiB"))
+    report.outcomes = [Outcome(run, verdict.judge(run, None))]
+    text = report.text()
+    assert "asking for 64.00 MiB" in text and "nn/x.py:2" in text
+    assert "_ops.py" not in text and "gave back" not in text
+    survived = a_run(ooms=1)
+    survived.processes[0]["devices"][0]["retries"] = 1
+    report.outcomes = [Outcome(survived, verdict.judge(survived, GIB))]
+    text = report.text()
+    assert "refused 1 request, and" in text and "its cache 1 time to go on" in text
+
+
+def test_a_loop_that_waits_for_a_value_is_told() -> None:
+    frame = {"file": "train.py", "line": 24, "function": "fit"}
+    run = a_run(exit_code=124, timed_out=True, stack=[frame])
+    report = Report(["train.py"], cards.find("16GiB"))
+    report.outcomes = [Outcome(run, verdict.judge(run, None))]
+    assert "has no end in a rehearsal" not in " ".join(report.text().split())
+    run.processes[0]["values"] = {"places": [{**frame, "how": "read", "times": 279}]}
+    assert "has no end in a rehearsal" in " ".join(report.text().split())
 
 
 def test_rounding_never_says_that_it_fits() -> None:

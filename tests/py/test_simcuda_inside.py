@@ -139,6 +139,11 @@ def test_libraries_write_every_answer() -> None:
         assert ask(L.cublasIsamax_v2, blas.value, 4, None, 1, at=4) == [0]
         assert ask(L.cublasDnrm2_v2, blas.value, 4, None, 1, at=4, count=2) == [0, 0]
         assert ask(L.cusparseXbsrsm2_zeroPivot, sparse.value, None, at=2) == [-1]
+        # A size by default is counted as one: 64 columns of the longer side, and some.
+        size, counts = ctypes.c_int(), (ctypes.c_uint64 * 6)()
+        L.cusolverDnDgeqrf_bufferSize(solver, 9, 5, None, 9, ctypes.byref(size))
+        L.ta_simcuda_workspaces(counts)
+        assert list(counts[4:]) == [1, 8 * size.value] and size.value == 64 * 9 + 1024
         a, c = pointer(), pointer()
         L.cusparseCreateCsr(ctypes.byref(a), *[ctypes.c_int64(n) for n in (4, 4, 6)])
         L.cusparseCreateCsr(ctypes.byref(c), *[ctypes.c_int64(n) for n in (4, 4, 0)])

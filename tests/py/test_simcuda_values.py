@@ -201,6 +201,32 @@ def test_factorisations_succeed() -> None:
     )
 
 
+def test_functions_of_torch_func() -> None:
+    """Among what they allocate are zeros that have no memory."""
+    run(
+        """
+        from torch.func import functional_call, grad, hessian, vmap
+
+        model = torch.nn.Sequential(torch.nn.Linear(60, 30), torch.nn.ReLU()).cuda()
+        weights = dict(model.named_parameters())
+        def loss(weights, x, y):
+            out = functional_call(model, weights, (x[None],))
+            return torch.nn.functional.cross_entropy(out, y[None])
+        x, y = torch.randn(8, 60, device="cuda"), torch.randint(0, 30, (8,), device="cuda")
+        found = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
+        assert found["0.weight"].shape == (8, 30, 60)
+
+        cpu = torch.randn(50)
+        close = lambda a, b: torch.allclose(a.cpu(), b, atol=1e-5)
+        f = lambda t: (t[t > 0] ** 3).sum()
+        assert close(grad(f)(cpu.cuda()), grad(f)(cpu))
+        g = lambda t: (t.sort().values * torch.arange(50.0, device=t.device)).sum()
+        assert close(grad(g)(cpu.cuda()), grad(g)(cpu))
+        assert hessian(lambda t: (t**3).sum())(cpu.cuda()).shape == (50, 50)
+        """
+    )
+
+
 def test_places_where_guesses_are_seen() -> None:
     """By file and line; what is computed, or never leaves the device, is none."""
     done = run(

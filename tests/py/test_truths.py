@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import context, rehearsals, truths, versions  # noqa: E402
+from benchmarks import apart, context, rehearsals, truths, versions  # noqa: E402
 
 
 def a_row(
@@ -73,7 +73,7 @@ def test_a_sitting_writes_each_row_at_once_and_skips_what_is_known(
     out = tmp_path / "truth.jsonl"
     seen: list[tuple[str, str]] = []
 
-    def measure(program: str, allocator: str, timeout: float) -> dict[str, Any]:
+    def measure(program: str, allocator: str, *_: Any) -> dict[str, Any]:
         assert len(out.read_text().splitlines()) == 1 + len(seen)
         seen.append((program, allocator))
         if program == "vit_ema":
@@ -224,3 +224,41 @@ def test_what_a_context_takes_is_shown_by_steps() -> None:
     lines = context.table(rows).splitlines()
     assert lines[1].split()[-2:] == ["400.0", "+400.0"]
     assert "failed: no cuBLAS" in lines[2] and lines[3].split()[-1] == "+50.0"
+
+
+def test_where_traces_part() -> None:
+    gpu, rehearsed = [512, 1024, 4096, 4096, 512], [512, 1024, 2048, 4096, 512, 512]
+    lines = apart.report(gpu, rehearsed).splitlines()
+    assert "the first 2 agree" in lines[0] and lines[1].endswith("4096, 4096, 512")
+    assert [line.split() for line in lines[3:]] == [
+        ["4096", "bytes:", "1", "more", "on", "the", "GPU"],
+        ["2048", "bytes:", "1", "more", "on", "the", "rehearsal"],
+        ["512", "bytes:", "1", "more", "on", "the", "rehearsal"],
+    ]
+    assert apart.report(gpu, gpu) == ""
+    assert "another order" in apart.report([1, 2], [2, 1])
+    assert apart.sizes("# torcharena\na 1 512 0\nm step\nf 1\na 2 8 1\n") == [512, 8]
+
+
+def test_a_missing_version_gets_the_projects_own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The one that TORCHARENA_TORCH would make, so that neither makes it twice."""
+    environments = versions.environments
+    asked: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments, "VENVS", tmp_path / ".venv")
+    monkeypatch.setattr(environments, "TORCH_BYTES", 0)
+    monkeypatch.setattr(
+        environments, "active", lambda: {"python": "3.11", "executable": sys.executable}
+    )
+    monkeypatch.setattr(
+        environments, "make", lambda venv, python, base, what: asked.append((venv, what))
+    )
+    python = versions.made("2.9.1")
+    monkeypatch.setenv("TORCHARENA_TORCH", "2.9.1")
+    monkeypatch.setattr(environments, "site_packages", lambda venv: venv)
+    with environments.locked():
+        environments.torch_site(environments.active(), sys.executable)
+    assert asked[0] == asked[1] and asked[0][1] == ["torch==2.9.1"]
+    assert python == str(asked[0][0] / "bin" / "python")

@@ -39,7 +39,6 @@ OPENED = frozenset(
         "linalg_matrix_exp",
         "linalg_pinv",
         "normal",
-        "normal_",
         "searchsorted",
         "segment_reduce",
         "sparse_coo_tensor",

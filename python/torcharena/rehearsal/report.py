@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import textwrap
 from dataclasses import dataclass, field
@@ -261,7 +262,14 @@ class Report:
             name = run.allocator
             if run.timed_out:
                 lines += _wrapped(f"{name}: stopped when the time was up, here:", width)
-                lines += _stack(run.first("stack") or [], width)
+                stack = run.first("stack") or []
+                lines += _stack(stack, width)
+                if _waits_for_a_value(stack, _seen(run)):
+                    lines += _wrapped(
+                        "  It reads a value there that was not computed: a loop that only "
+                        "such a value ends has no end in a rehearsal.",
+                        width,
+                    )
             elif run.failed:
                 error = run.first("error") or "it printed no Python error"
                 error = " ".join(_shortened(error, 400).split())
@@ -276,8 +284,7 @@ class Report:
                     ]
             elif run.oom:
                 oom = run.first("oom") or {}
-                wanted = oom.get("wanted")
-                asked = f" asking for {format_size(wanted)}" if wanted else ""
+                asked = _wanted(oom, run.first("error") or "")
                 needs = (
                     ""
                     if outcome.need is None
@@ -299,11 +306,13 @@ class Report:
                 )
             if run.ooms and run.exit_code == 0:
                 lines += _wrapped(
-                    f"{name}: refused {run.ooms} requests, and the script went on", width
+                    f"{name}: refused {_count(run.ooms, 'request')}, and the script went on",
+                    width,
                 )
-            if run.retries:
+            if run.retries and not run.oom:
                 lines += _wrapped(
-                    f"{name}: gave back its cache {run.retries} times to go on", width
+                    f"{name}: gave back its cache {_count(run.retries, 'time')} to go on",
+                    width,
                 )
             if name != "arena" and any(p["arena"] for p in run.processes):
                 lines += _wrapped(
@@ -343,31 +352,27 @@ class Report:
         if not found or "places" not in found:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
-        kinds = ", ".join(
-            f"{kind} {format_size(size)}" for kind, size in found["kinds"].items()
-        )
+        kinds = ", ".join(f"{kind} {_up(size)}" for kind, size in found["kinds"].items())
         what = "was held when memory ran out" if found.get("now") else "holds the peak"
-        lines = _wrapped(
-            f"What {what} ({format_size(found['requested'])}{step}): {kinds}", width
-        )
+        lines = _wrapped(f"What {what} ({_up(found['requested'])}{step}): {kinds}", width)
         for row in found["places"]:
             kind = "" if row["kind"] == "other" else f" ({row['kind']})"
-            within = f", in {row['within']}" if row["within"] else ""
             blocks = "block " if row["blocks"] == 1 else "blocks"
-            lines.append(
-                _shortened(
-                    f"  {format_size(row['bytes']):>10} {row['blocks']:>5} {blocks} "
-                    f"{_end_of(row['place'])}{kind}{within}",
-                    width,
-                )
+            line = (
+                f"  {_up(row['bytes']):>10} {row['blocks']:>5} {blocks} "
+                f"{_end_of(row['place'])}{kind}"
             )
+            room = width - len(line) - len(", in ")
+            if row["within"] and room >= 16:  # the end of it says which
+                line += f", in {_end_of(row['within'], room)}"
+            lines.append(_shortened(line, width))
         return lines
 
     def _doubts(self, width: int) -> list[str]:
         """What was guessed."""
         lines: list[str] = []
         first = self.outcomes[0].run
-        seen = (first.first("values") or {}).get("places") or []
+        seen = _seen(first)
         read = {k: n for k, n in self.guessed.items() if k.startswith(_DECIDING)}
         if seen:
             lines += _wrapped(
@@ -381,7 +386,8 @@ class Report:
                 times = f"  {row['times']:>9,} x {row['how']:<18} "
                 lines.append(times + _end_of(where + name, width - len(times)))
             if len(seen) > _SEEN:
-                lines.append(f"  and {len(seen) - _SEEN} places more (--json has them)")
+                more = _count(len(seen) - _SEEN, "place")
+                lines.append(f"  and {more} more (--json has them)")
         elif read:
             told = ", ".join(
                 f"{name} {count:,}" for name, count in list(read.items())[:8]
@@ -396,11 +402,11 @@ class Report:
             lines += _workspaces(spaces, width)
         if first.refused:
             shown = ", ".join(map(_shown, first.refused[:6]))
-            more = len(first.refused) - 6
+            others = len(first.refused) - 6
             lines += _wrapped(
                 "Files that exist, which it was refused to change: "
                 + shown
-                + (f", and {more} more" if more > 0 else "")
+                + (f", and {others} more" if others > 0 else "")
                 + ". Have it write to a new place (what it makes anew is taken away at the "
                 "end), or let it write in earnest below one that you name: --share DIR.",
                 width,
@@ -412,7 +418,7 @@ class Report:
 
 def _workspaces(spaces: dict[str, Any], width: int) -> list[str]:
     """What is known of workspaces, by where it is known from."""
-    lines = ["Workspaces, whose sizes decide about the peak where they are large:"]
+    lines = ["Workspaces of NVIDIA's libraries:"]
     why = spaces.get("why", "")
     for kind, words in _WORKSPACES.items():
         count = spaces.get(kind, 0)
@@ -467,7 +473,7 @@ def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:
     lines = []
     shown = [f for f in frames if places.is_users(f["file"])]
     if frames and frames[-1] not in shown:
-        last = next((f for f in reversed(frames) if not places.is_ours(f["file"])), None)
+        last = next((f for f in reversed(frames) if not _is_dispatch(f["file"])), None)
         if last is not None:
             shown.append(last)
     for frame in shown[-8:]:
@@ -476,6 +482,33 @@ def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:
         if source:
             lines.append(_shortened(f"    {source}", width))
     return lines
+
+
+def _is_dispatch(file: str) -> bool:
+    """Ours, and what torch puts between us and its operators."""
+    return places.is_ours(file) or file.endswith("/torch/_ops.py")
+
+
+def _wanted(oom: dict[str, Any], error: str) -> str:
+    """What the request that failed was for, as far as it is known."""
+    if oom.get("wanted"):
+        return f" asking for {_up(oom['wanted'])}"
+    said = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", error)
+    return f" asking for {said[1]}" if said else ""
+
+
+def _seen(run: Run) -> list[dict[str, Any]]:
+    """Where the program saw values that were not computed."""
+    return list((run.first("values") or {}).get("places") or [])
+
+
+def _waits_for_a_value(stack: list[dict[str, Any]], seen: list[dict[str, Any]]) -> bool:
+    lines = {(frame["file"], frame["line"]) for frame in stack}
+    return any((row["file"], row["line"]) in lines for row in seen)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _file(frame: dict[str, Any]) -> str:

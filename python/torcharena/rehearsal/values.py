@@ -341,8 +341,8 @@ class Values(TorchDispatchMode):
         """True where the contents are kept: integers, booleans, small floats, the CPU's."""
         if not tensor.is_cuda:
             return True
-        if tensor.layout is not torch.strided:
-            return False
+        if tensor.layout is not torch.strided or tensor._is_zerotensor():
+            return False  # the latter: forward derivatives' zeros, which have no memory
         if not _is_float(tensor):
             return True
         if tensor.numel() > self.limit:
