@@ -128,7 +128,7 @@ class _Kernel:
             "profile_scratch_size": 0,
             "profile_scratch_align": 1,
         }
-        self.metadata = namedtuple("KernelMetadata", sorted(fields))(**fields)  # noqa: PYI024
+        self.metadata = namedtuple("KernelMetadata", sorted(fields))(**fields)
         self.packed_metadata = (fields["num_warps"], 1, 0, 1, 1, 1)
         self.asm: dict[str, Any] = {}
         self.run = _launcher(fields["num_warps"] * 32)
