@@ -2,15 +2,6 @@
  * exact at every moment, peaks included. Called by block.c and pages.c. */
 #include "count.h"
 
-#include <time.h>
-
-double ta_now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
 static void up(ta_gauge g[3], int kind, uint64_t by)
 {
     ta_gauge_up(&g[TA_POOL_ALL], by);

@@ -2,6 +2,7 @@
 #ifndef TA_COUNT_H
 #define TA_COUNT_H
 
+#include "clock.h"
 #include "types.h"
 
 static inline void ta_gauge_up(ta_gauge *g, uint64_t by)
@@ -15,8 +16,6 @@ static inline void ta_gauge_down(ta_gauge *g, uint64_t by)
     g->current -= by;
     g->decreased += by;
 }
-/* Of a clock that only rises, in microseconds. */
-double ta_now_us(void);
 /* A block became live: returns its serial. */
 uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested);
 /* A live block was freed; `pending` if its bytes still wait. */

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "cuda_calls.h"
+#include "../core/clock.h"
 
 static pthread_mutex_t retain_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(CUcontext) contexts[TA_MAX_DEVICES];

@@ -3,8 +3,9 @@
  * Where the ranks are processes of one machine they tell each other small contents
  * (nccl_peers.c). Alone, with TORCHARENA_SIM_ALONE set or no machine to share, a
  * communicator of any size exists at once, and every other rank is taken to send what this
- * one does. The collectives are in nccl_collect.c. Thread-safe as NCCL is: a communicator
- * is used by one thread at a time. */
+ * one does. Of a job with some ranks here, ta_simcuda_next_group says who stands for the
+ * others. The collectives are in nccl_collect.c. Thread-safe as NCCL is: a communicator is
+ * used by one thread at a time. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,14 +20,31 @@ typedef struct unique_id {
 
 static const char *const library[] = {"libnccl.so.2", NULL};
 
-/* Alone, NCCL's arguments do not say how many ranks a split has: who splits tells. */
-static _Thread_local int next_ranks;
-TA_EXPORT void ta_simcuda_next_group(int ranks) { next_ranks = ranks; }
+/* What NCCL's arguments do not say of the communicator that this thread makes next: how
+ * many ranks a split has, and where not all are here who stands for each and the name. */
+static _Thread_local struct {
+    int ranks;
+    int *like;
+    char name[TA_NCCL_NAME];
+} next;
+
+/* `like`: NULL, or a rank for each of `ranks`. `name`: NULL, or what only the processes of
+ * this communicator say. 0 ranks: nothing is known. */
+TA_EXPORT void ta_simcuda_next_group(int ranks, const int *like, const char *name)
+{
+    free(next.like);
+    next.like = NULL;
+    next.ranks = ranks;
+    snprintf(next.name, sizeof next.name, "%s", name ? name : "");
+    if (ranks <= 0 || !like) return;
+    next.like = malloc((size_t)ranks * sizeof *like);
+    if (next.like) memcpy(next.like, like, (size_t)ranks * sizeof *like);
+}
 
 static int make(ta_nccl_comm **out, int ranks, int rank, const char *name)
 {
     if (!out || ranks < 1 || rank < 0 || rank >= ranks) return TA_NCCL_INVALID;
-    *out = ta_nccl_comm_new(ranks, rank, name);
+    *out = ta_nccl_comm_new(ranks, rank, name, next.ranks == ranks ? next.like : NULL);
     return *out ? TA_NCCL_OK : TA_NCCL_FAILED;
 }
 
@@ -34,11 +52,15 @@ static int make_by_id(ta_nccl_comm **out, int ranks, int rank, const unique_id *
 {
     char name[2 * TA_NCCL_ID + 1] = "";
     static const unsigned char none[TA_NCCL_ID];
-    if (memcmp(id->bytes, none, TA_NCCL_ID) != 0)
+    if (next.ranks == ranks && *next.name)
+        memcpy(name, next.name, strlen(next.name) + 1);
+    else if (memcmp(id->bytes, none, TA_NCCL_ID) != 0)
         for (int i = 0; i < TA_NCCL_ID; i++)
             snprintf(name + (size_t)2 * (size_t)i, 3, "%02x",
                      (unsigned)(unsigned char)id->bytes[i]);
-    return make(out, ranks, rank, name);
+    int result = make(out, ranks, rank, name);
+    if (*next.name) ta_simcuda_next_group(0, NULL, NULL);
+    return result;
 }
 
 TA_EXPORT int ncclGetVersion(int *version)
@@ -128,12 +150,14 @@ TA_EXPORT int ncclCommSplit(ta_nccl_comm *c, int color, int key, ta_nccl_comm **
     int ranks, rank;
     if (!c) return TA_NCCL_INVALID;
     name_child(c, color, name);
-    if (!c->alone && split(c, color, key, &ranks, &rank) == TA_NCCL_OK)
+    if (!c->alone && !c->like && split(c, color, key, &ranks, &rank) == TA_NCCL_OK)
         return color < 0 ? TA_NCCL_OK : make(out, ranks, rank, name);
     if (color < 0) return TA_NCCL_OK;
-    ranks = next_ranks > 0 ? next_ranks : c->ranks;
-    int result = make(out, ranks, key >= 0 && key < ranks ? key : 0, "");
-    if (result == TA_NCCL_OK) (*out)->sized = next_ranks > 0;
+    bool sized = next.ranks > 0;
+    ranks = sized ? next.ranks : c->ranks;
+    rank = key >= 0 && key < ranks ? key : 0;
+    int result = make(out, ranks, rank, sized && next.like ? name : "");
+    if (result == TA_NCCL_OK) (*out)->sized = sized;
     return result;
 }
 TA_EXPORT int ncclCommShrink(ta_nccl_comm *c, int *excluded, int count,

@@ -19,23 +19,29 @@ typedef struct ta_nccl_comm {
     int ranks, rank, device;
     bool alone; /* no peer is there, or one did not answer */
     bool sized; /* the number of ranks is known */
+    int *like;  /* by rank: who stands for it; NULL: every rank is there */
     int splits; /* made of this communicator */
     char name[TA_NCCL_NAME];
     ta_nccl_log *told; /* by rank: to all; then from each and to each alone */
     uint64_t punched;  /* bytes of our own file given back */
 } ta_nccl_comm;
 
-/* `id` names it among the processes of a machine. NULL: no memory. */
-ta_nccl_comm *ta_nccl_comm_new(int ranks, int rank, const char *name);
+/* `name` is the same in all its processes on this machine; `like`, which may be NULL, is
+ * copied. NULL: no memory. */
+ta_nccl_comm *ta_nccl_comm_new(int ranks, int rank, const char *name, const int *like);
 void ta_nccl_comm_free(ta_nccl_comm *c);
-/* True where the ranks are processes of one machine that can tell each other. */
-bool ta_nccl_have_peers(void);
+/* Whether a rank is a process of this machine, and who stands for one that is not. */
+bool ta_nccl_is_here(const ta_nccl_comm *c, int rank);
+int ta_nccl_like(const ta_nccl_comm *c, int rank);
+/* How many ranks this one stands for, itself included. */
+int ta_nccl_weight(const ta_nccl_comm *c, int rank);
 
 /* What this rank tells: all, or one. Never waits. */
 void ta_nccl_tell(ta_nccl_comm *c, const void *data, size_t size);
 void ta_nccl_tell_one(ta_nccl_comm *c, int peer, const void *data, size_t size);
 /* What a rank told all: `size` bytes after `skip`, of `whole` bytes; `data` NULL passes over
- * them. Waits; false where the peer does not answer, and from then on it is alone. */
+ * them. Waits; false where the peer is not here, or does not answer: then from now on this
+ * rank is alone. */
 bool ta_nccl_hear(ta_nccl_comm *c, int peer, void *data, size_t skip, size_t size,
                   size_t whole);
 bool ta_nccl_hear_one(ta_nccl_comm *c, int peer, void *data, size_t size);

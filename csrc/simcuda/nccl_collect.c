@@ -1,10 +1,10 @@
 /* nccl_collect.c - NCCL's collectives, as queued work that leaves small contents.
  *
  * Between processes small contents are what NCCL would make them: integers of some MiB,
- * floats as many as the values mode keeps. Alone, every other rank is taken to have sent
- * what this one did: a sum is a multiple, a gathering repeats, and a rank gets back from
- * each peer what it sent there. Larger contents are left as they are. Callable from any
- * thread, for one communicator from one at a time. */
+ * floats as many as the values mode keeps. A rank that is not here is taken to have sent
+ * what the one that stands for it did (alone, this one): a sum is a multiple, a gathering
+ * repeats, and a rank gets back from such a peer what it sent there. Larger contents are
+ * left as they are. Callable from any thread, for one communicator from one at a time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,8 +31,24 @@ static char *part(const void *buffer, int index, size_t size)
     return (char *)(uintptr_t)buffer + (size_t)index * size;
 }
 
+/* `part` becomes what `times` ranks that all sent it give together. */
+static bool repeat(void *part, size_t count, int type, int op, int times)
+{
+    if (times == 1 || op == MAX || op == MIN) return true;
+    if (op != PROD) {
+        ta_nccl_scale(part, count, type, times, 1);
+        return true;
+    }
+    char *once = malloc(count * ta_nccl_width(type));
+    if (!once) return false;
+    memcpy(once, part, count * ta_nccl_width(type));
+    for (int i = 1; i < times; i++) ta_nccl_reduce(part, once, count, type, op);
+    free(once);
+    return true;
+}
+
 /* `recv` of those who get it becomes the reduction of `count` elements from `skip` of what
- * all sent, of `whole` elements each. */
+ * all sent, of `whole` elements each: in the ranks' order, so that all get the same bits. */
 static int reduce(const void *send, void *recv, size_t skip, size_t count, size_t whole,
                   int type, int op, bool mine, bool all, ta_nccl_comm *c,
                   ta_stream stream)
@@ -48,26 +64,30 @@ static int reduce(const void *send, void *recv, size_t skip, size_t count, size_
         return TA_NCCL_FAILED;
     }
     const char *own = (const char *)send + skip * width;
-    memcpy(sum, own, size);
+    bool first = true, enough = true;
     for (int i = 0; i < c->ranks && mine && !c->alone; i++) {
-        if (i == c->rank) continue;
-        if (ta_nccl_hear(c, i, other, skip * width, size, whole * width))
-            ta_nccl_reduce(sum, other, count, type, op);
+        if (!ta_nccl_is_here(c, i)) continue;
+        char *into = first ? sum : other;
+        if (i == c->rank)
+            memcpy(into, own, size);
+        else if (!ta_nccl_hear(c, i, into, skip * width, size, whole * width))
+            break; /* alone from now on */
+        enough &= repeat(into, count, type, op, ta_nccl_weight(c, i));
+        if (!first) ta_nccl_reduce(sum, other, count, type, op);
+        first = false;
     }
     for (int i = 0; i < c->ranks && !mine; i++)
         if (i != c->rank) ta_nccl_hear(c, i, NULL, 0, 0, whole * width);
     if (c->alone) {
         memcpy(sum, own, size);
-        if (op == SUM && c->sized) ta_nccl_scale(sum, count, type, c->ranks, 1);
-        for (int i = 1; op == PROD && i < c->ranks; i++)
-            ta_nccl_reduce(sum, own, count, type, op);
+        if (c->sized && op < AVG) enough &= repeat(sum, count, type, op, c->ranks);
     } else if (op >= AVG) {
         ta_nccl_scale(sum, count, type, 1, c->ranks);
     }
     if (mine) memcpy(recv, sum, size);
     if (all) ta_nccl_heard(c, before);
     free(sum), free(other);
-    return result;
+    return enough ? result : TA_NCCL_FAILED;
 }
 
 TA_EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op,
@@ -102,8 +122,10 @@ TA_EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type
     if (root == c->rank) {
         ta_nccl_tell(c, send, size);
         if (recv != send) memcpy(recv, send, size);
+    } else if (ta_nccl_like(c, root) == c->rank) {
+        ta_nccl_tell(c, recv, size); /* as it is, for all who are here */
     } else {
-        ta_nccl_hear(c, root, recv, 0, size, size); /* alone: as it is */
+        ta_nccl_hear(c, ta_nccl_like(c, root), recv, 0, size, size);
     }
     return result;
 }
@@ -132,6 +154,9 @@ static int gather(const void *send, void *recv, size_t count, int type, bool min
         bool heard = ta_nccl_hear(c, i, mine ? part(recv, i, size) : NULL, 0, size, size);
         if (mine && !heard) memcpy(part(recv, i, size), own, size);
     }
+    for (int i = 0; i < parts && mine && !c->alone && c->like; i++)
+        if (c->like[i] != i && c->like[i] != c->rank)
+            memcpy(part(recv, i, size), part(recv, c->like[i], size), size);
     if (all) ta_nccl_heard(c, before);
     return result;
 }

@@ -241,4 +241,89 @@ TEST(highest_partly_used)
     world_close(&w);
 }
 
+/* The least of all sources holds, rounded down to a page, and is named. */
+TEST(the_least_of_all_caps_holds)
+{
+    world w;
+    ta_limit_source source;
+    open_hooked(&w, 2, 1 * GiB, 64 * MiB + 12345, false);
+    CHECK_EQ(ta_limit(w.allocator, 0, &source), 64 * MiB);
+    CHECK_EQ(source, TA_LIMIT_API);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_ENVIRONMENT, 32 * MiB), TA_OK);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_FRACTION, 48 * MiB), TA_OK);
+    CHECK_EQ(ta_limit(w.allocator, 0, &source), 32 * MiB);
+    CHECK_EQ(source, TA_LIMIT_ENVIRONMENT);
+    CHECK_EQ(ta_limit(w.allocator, 1, NULL), 64 * MiB);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_ENVIRONMENT, TA_NO_LIMIT), TA_OK);
+    CHECK_EQ(ta_limit(w.allocator, 0, &source), 48 * MiB);
+    CHECK_EQ(source, TA_LIMIT_FRACTION);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_ADMIN, 0), TA_OK);
+    CHECK_EQ(ta_limit(w.allocator, 0, &source), 0); /* zero is zero */
+    CHECK_EQ(source, TA_LIMIT_ADMIN);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_NONE, 0), TA_INVALID);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_SOURCES, 0), TA_INVALID);
+    world_close(&w);
+}
+
+/* --- out of memory ------------------------------------------------------------------------ */
+TEST(what_an_out_of_memory_says)
+{
+    world w;
+    held a, b, c, d;
+    ta_oom oom;
+    char text[2048];
+    void *at = NULL;
+    open_hooked(&w, 2, 1 * GiB, 64 * MiB, false);
+    CHECK_EQ(world_alloc(&w, &a, 30 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 14 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &c, 3 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &d, 8 * MiB, 0, w.stream[0][1]), TA_OK);
+    world_use(&w, &d, NULL, true, 1e9);
+    CHECK_EQ(ta_alloc(w.allocator, 40 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    CHECK(at == NULL);
+    CHECK_EQ(oom.requested, 40 * MiB);
+    CHECK_EQ(oom.limit, 64 * MiB);
+    CHECK_EQ(oom.limit_source, TA_LIMIT_API);
+    CHECK_EQ(oom.live, 55 * MiB);
+    CHECK_EQ(oom.reserved, 56 * MiB); /* 12 pages of 4 MiB under 47 MiB, and 2 */
+    CHECK_EQ(oom.partly_used, oom.reserved - oom.live - oom.idle);
+    /* What the pages still to be made under the cap would not give: */
+    CHECK(oom.short_by >= 40 * MiB - 8 * MiB - 4 * MiB && oom.short_by <= 40 * MiB);
+    CHECK_EQ(oom.largest[0], 30 * MiB);
+    CHECK_EQ(oom.largest[1], 14 * MiB);
+    CHECK_EQ(oom.largest[4], 0);
+    int length = ta_oom_text(&oom, text, sizeof text);
+    CHECK_EQ(length, strlen(text));
+    const char *const parts[] = {
+        "CUDA out of memory. Tried to allocate 40.00 MiB. GPU 0 has a total capacity of "
+        "1.00 GiB of which ",
+        "64.00 MiB allowed (the cap set by enable() or set_limit(), for this process; "
+        "the "
+        "CUDA context comes on top)",
+        "Of the allocated memory 55.00 MiB is in live blocks",
+        "1.00 MiB is lost in partly used pages (each of 4.00 MiB, free in part beside "
+        "live",
+        "The request is short by ",
+        "Largest live blocks: 30.00 MiB, 14.00 MiB, 8.00 MiB, 3.00 MiB.",
+        "The device itself has room: a higher cap would do."};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) TA_TEST_FAIL("\"%s\" is not in: %s", parts[i], text);
+    /* Cut short, it is a beginning of the same, and the length is the whole's. */
+    char brief[64];
+    CHECK_EQ(ta_oom_text(&oom, brief, sizeof brief), length);
+    CHECK_EQ(strncmp(brief, text, sizeof brief - 1), 0);
+    CHECK_EQ(strlen(brief), sizeof brief - 1);
+    /* Freed while another stream uses it, and the cap lifted: the device is what ends it. */
+    CHECK_EQ(ta_set_limit(w.allocator, -1, TA_LIMIT_API, TA_NO_LIMIT), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 2 * GiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    CHECK(ta_oom_text(&oom, text, sizeof text) > 0);
+    CHECK(!strstr(text, "allowed"));
+    CHECK(strstr(text, "Tried to allocate 2.00 GiB"));
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, c.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, d.at), TA_OK);
+    world_close(&w);
+}
+
 TEST_MAIN()

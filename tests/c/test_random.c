@@ -41,6 +41,7 @@ typedef struct model {
     int devices, streams;
     int steps;
     bool alone; /* one thread: counters can be compared at any time */
+    bool mixed; /* some streams are of others, who may destroy them */
     ranges live, occupied;
     pthread_mutex_t capturing; /* one capture at a time */
     atomic_int failed;
@@ -148,7 +149,8 @@ static void judge_refusal(worker *k, const ta_oom *oom, const held *h)
     const uint64_t limit =
         oom->limit < oom->device_total ? oom->limit / page * page : oom->device_total;
     const uint64_t kept = oom->reserved - (oom->idle - oom->idle_in_graphs);
-    if (kept + world_round(size, page) + page <= limit)
+    /* While a graph is captured strange streams cannot be waited for. */
+    if (!(k->m->mixed && k->capturing) && kept + world_round(size, page) + page <= limit)
         WRONG(k, "refused %llu with %llu of %llu in use", (unsigned long long)size,
               (unsigned long long)kept, (unsigned long long)limit);
     if (oom->short_by == 0) WRONG(k, "refused, and short by nothing");
@@ -158,6 +160,16 @@ static void judge_refusal(worker *k, const ta_oom *oom, const held *h)
     if (ta_alloc(k->m->w.allocator, size, h->device, h->stream, &at, NULL) == TA_OK)
         WRONG(k, "refused %llu, though waiting was all it took (%llu were pending)",
               (unsigned long long)size, (unsigned long long)oom->pending);
+}
+
+/* Above a cap that was lowered nothing idle is kept. */
+static void judge_cap(worker *k, int device)
+{
+    const ta_stats s = world_stats(&k->m->w, device);
+    if (s.reserved.current > s.limit && s.idle && !s.pool_arenas)
+        WRONG(k, "%llu reserved and %llu idle under a cap of %llu",
+              (unsigned long long)s.reserved.current, (unsigned long long)s.idle,
+              (unsigned long long)s.limit);
 }
 
 /* Brings a block into `h`; leaves h->at NULL where it was refused. */
@@ -181,6 +193,7 @@ static void bring(worker *k, held *h, uint64_t size, int device, ta_stream strea
         WRONG(k, "%llx is live already", (unsigned long long)addr);
     world_write(h);
     world_use(&m->w, h, stream, true, -1);
+    if (m->alone && !k->capturing) judge_cap(k, device);
 }
 
 static void give_back(worker *k, held *h)
@@ -436,7 +449,17 @@ static void *work(void *context)
     return NULL;
 }
 
-static void run(uint64_t seed, int threads, int devices)
+static ta_stream_life any_life(void *context, int device, ta_stream stream)
+{
+    static _Atomic uint64_t asked;
+    uint64_t state = ((model *)context)->seed * 977 + (uint64_t)(uintptr_t)stream;
+    (void)device;
+    if (world_random(&state) % 3 == 0) return TA_STREAM_LASTS;
+    state = atomic_fetch_add(&asked, 1);
+    return world_random(&state) % 3 ? TA_STREAM_STRANGE : TA_STREAM_EXISTS;
+}
+
+static void run(uint64_t seed, int threads, int devices, bool mixed)
 {
     static model m;
     static worker workers[THREADS];
@@ -446,6 +469,7 @@ static void run(uint64_t seed, int threads, int devices)
     m.devices = devices;
     m.streams = 5;
     m.alone = threads == 1;
+    m.mixed = mixed;
     m.steps = STEPS / threads;
     pthread_mutex_init(&m.live.lock, NULL);
     pthread_mutex_init(&m.occupied.lock, NULL);
@@ -454,6 +478,7 @@ static void run(uint64_t seed, int threads, int devices)
     world_open(&m.w, &config, m.streams);
     CHECK(!ta_test_failed);
     CHECK_EQ(ta_add_observer(m.w.allocator, observe, &m), TA_OK);
+    if (mixed) CHECK_EQ(ta_set_stream_life(m.w.allocator, any_life, &m), TA_OK);
     pthread_t thread[THREADS];
     for (int t = 0; t < threads; t++) {
         workers[t].m = &m;
@@ -482,21 +507,23 @@ static void run(uint64_t seed, int threads, int devices)
     world_close(&m.w);
 }
 
-static void seeds(int count, int threads, int devices)
+static void seeds(int count, int threads, int devices, bool mixed)
 {
     const char *one = getenv("TA_TEST_SEED");
     if (one) {
-        run(strtoull(one, NULL, 10), threads, devices);
+        run(strtoull(one, NULL, 10), threads, devices, mixed);
         return;
     }
     if (getenv("TA_TEST_LONG")) count *= 25;
     for (int i = 1; i <= count && !ta_test_failed; i++)
-        run((uint64_t)i, threads, devices);
+        run((uint64_t)i, threads, devices, mixed);
 }
 
-TEST(one_thread_one_device) { seeds(6, 1, 1); }
-TEST(one_thread_two_devices) { seeds(6, 1, 2); }
-TEST(threads_one_device) { seeds(4, THREADS, 1); }
-TEST(threads_two_devices) { seeds(4, THREADS, 2); }
+TEST(one_thread_one_device) { seeds(6, 1, 1, false); }
+TEST(one_thread_two_devices) { seeds(6, 1, 2, false); }
+TEST(one_thread_streams_of_others) { seeds(6, 1, 2, true); }
+TEST(threads_one_device) { seeds(4, THREADS, 1, false); }
+TEST(threads_two_devices) { seeds(4, THREADS, 2, false); }
+TEST(threads_streams_of_others) { seeds(3, THREADS, 2, true); }
 
 TEST_MAIN()

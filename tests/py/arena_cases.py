@@ -7,6 +7,7 @@ process that forks has not touched CUDA."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -484,6 +485,7 @@ def long_history() -> None:  # S19
 
 def pools() -> None:
     torcharena.enable()
+    gpu = judged()
     pool = torch.cuda.MemPool()
     other = torch.cuda.MemPool()
     assert pool.id != other.id
@@ -521,10 +523,12 @@ def pools() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 0
+    unbroken(gpu)
 
 
 def graph() -> None:
     torcharena.enable()
+    gpu = judged()
     captured = torch.cuda.CUDAGraph()
     static = empty(8 * MIB)
     with torch.cuda.graph(captured):
@@ -545,7 +549,7 @@ def graph() -> None:
         captured.replay()
         keep = empty(16 * MIB)
         assert keep.data_ptr() != result.data_ptr()
-    torch.cuda.synchronize()
+    unbroken(gpu)
 
 
 def two_devices() -> None:  # S13
@@ -589,12 +593,72 @@ def recorded() -> None:
     empty(MIB)
 
 
+def judged() -> ctypes.CDLL:
+    """The oracle judges every reuse from now on; `unbroken` asks it."""
+    torch.cuda.init()  # the allocator is made with it
+    from torcharena import _core
+
+    core, gpu = ctypes.CDLL(_core.library_path()), ctypes.CDLL(None)
+    core.ta_process_allocator.restype = gpu.ta_simcuda_machine.restype = ctypes.c_void_p
+    gpu.ta_simcuda_violation.restype = ctypes.c_char_p
+    machine = ctypes.c_void_p(gpu.ta_simcuda_machine())
+    allocator = ctypes.c_void_p(core.ta_process_allocator())
+    assert core.ta_add_observer(allocator, gpu.ta_simcuda_observe, machine) == 0
+    return gpu
+
+
+def unbroken(gpu: ctypes.CDLL) -> None:
+    torch.cuda.synchronize()
+    assert gpu.ta_simcuda_violation(None) is None, gpu.ta_simcuda_violation(None)
+
+
+def lora() -> None:
+    """A small Llama with LoRA, checkpointing and lengths that vary, under the arena."""
+    torcharena.enable(limit="1GiB")
+    gpu = judged()
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        use_cache=False,
+    )
+    with torch.device("cuda"):
+        base = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
+    model.enable_input_require_grads()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 1e-4)
+    peaks = []
+    for length in (32, 256, 64, 512, 128, 512):
+        ids = torch.randint(1000, (4, length), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[3] == peaks[5] > peaks[1] > peaks[0]
+    states = [s for p in trained for s in optimizer.state[p].values() if s.is_cuda]
+    assert len(states) == 2 * len(trained)
+    assert torch.cuda.max_memory_reserved() <= torcharena.limit()
+    unbroken(gpu)
+
+
 def train() -> None:
     """The demo's model for some steps, under a cap, and its books at the end."""
     torcharena.enable(limit="8GiB")
+    gpu = judged()
     from torcharena import demo_train
 
     demo_train.train(torch, 3)
+    unbroken(gpu)
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.peak"] > GIB
     assert stats["reserved_bytes.all.peak"] <= torcharena.limit()

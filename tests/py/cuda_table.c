@@ -237,8 +237,10 @@ static void statuses(const ta_driver *d)
         CHECK(d->event_query(d->self, (ta_event)(size_t)5) == table[i].status);
         CHECK(d->device_wait(d->self, 0) == table[i].status);
     }
+    answer = CUDA_ERROR_NOT_READY; /* a bounded wait ends */
+    CHECK(d->event_wait(d->self, (ta_event)(size_t)5, 500) == TA_NOT_READY);
     answer = CUDA_ERROR_ILLEGAL_ADDRESS;
-    d->event_wait(d->self, (ta_event)(size_t)5);
+    d->event_wait(d->self, (ta_event)(size_t)5, TA_FOREVER_US);
     CHECK(ta_cuda_last_error() == CUDA_ERROR_ILLEGAL_ADDRESS);
     answer = CUDA_SUCCESS;
 }

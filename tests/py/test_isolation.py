@@ -4,6 +4,7 @@ behind the guard; and nothing is left of either."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torcharena.rehearsal import isolation, isolation_files
+from torcharena.rehearsal import isolation, isolation_files, isolation_layer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
@@ -378,13 +379,64 @@ with isolation.wrap([sys.executable, "-c", inner], dict(os.environ), options={WA
         ["unshare", "-m", "sh", "-c", script, sys.executable, program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert found.returncode == 0 and "errno 30" in found.stdout, (
         found.stderr + found.stdout
     )
     assert tree(place) == before
+
+
+def test_what_vanishes_while_a_layer_is_made_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, root = tmp_path / "folder", tmp_path / "root"
+    for name in ("gone", "here"):
+        (folder / name).mkdir(parents=True)
+        (folder / f"{name}.txt").write_text(name)
+        (folder / f"{name}.link").symlink_to("x")
+    layer = isolation_layer.Tree.__new__(isolation_layer.Tree)
+    layer.layer, layer.new, layer.user = str(tmp_path / "layer"), str(root), True
+    layer.mounts, layer.lines = {}, []
+    scandir = os.scandir
+
+    def then_gone(path: str) -> list[os.DirEntry[str]]:
+        found = list(scandir(path))
+        (folder / "gone").rmdir()
+        (folder / "gone.txt").unlink()
+        (folder / "gone.link").unlink()
+        return found
+
+    def place(path: str, flags: int) -> None:
+        """As the real one: the target first, then what asks for the source."""
+        layer.target(path)
+        os.stat(path)
+
+    monkeypatch.setattr(layer, "place", place)
+    monkeypatch.setattr(isolation_layer.os, "scandir", then_gone)
+    layer.split(str(folder), 0)
+    manifest = json.loads(layer.lines[0])
+    assert manifest["entries"] == ["here", "here.link", "here.txt"]
+    assert manifest["copied"] == ["here.txt"]
+    assert sorted(os.listdir(f"{root}{folder}")) == manifest["entries"]
+
+
+def test_nobody_sweeps_a_layer_that_is_being_tried(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = layer_options("layer")
+    where, starts = isolation.status(**how).place, isolation.subprocess.run
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        isolation_files.sweep(where)  # another rehearsal begins
+        return starts(*args, **kwargs)
+
+    monkeypatch.setattr(isolation.subprocess, "run", start)
+    dead = isolation._make(where)
+    os.mkfifo(os.path.join(dead, "alive"))
+    assert isolation._try(where, ()) == ""
+    assert not os.path.exists(dead)
 
 
 @pytest.mark.parametrize("mechanism", ["layer", "guard"])

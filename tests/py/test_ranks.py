@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import simulated
+from ranks_programs import FAILS, NODE, WAYS
 from test_rehearse_runs import rehearse
+from torcharena.rehearsal import cards, command, launch, ranks, report, verdict
 
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
@@ -123,3 +127,111 @@ def test_ranks_tell_each_other(tmp_path: Path, eager: bool) -> None:
     )  # fmt: skip
     assert code == 0 and said.count("came to the end") == 2, said
     assert sorted(p["rank"] for p in found["processes"]) == ["0", "1"]
+
+
+# Peaks that do not hang on when NCCL's watchdog looks.
+SURE = ("fully_shard", "fsdp", "tensors", "gpipe", "1f1b")
+
+
+def peaks(said: str) -> dict[tuple[int, str], int]:
+    """By rank and way, from the programs' output."""
+    rows = re.findall(r"peak (\d) (\w+) (\d+);", said)
+    return {(int(rank), way): int(size) for rank, way, size in rows}
+
+
+def test_every_way_with_and_without_peers(tmp_path: Path) -> None:
+    options = ("--gpus", "2", "--allocator", "native")
+    code, found, said = rehearse(tmp_path, WAYS, *options, "--ranks", "all")
+    assert code == 0, said
+    together = peaks(said)
+    assert len(together) == 12
+    rows = found["ranks"]
+    assert [(row["rank"], row["device"]) for row in rows] == [(0, 0), (1, 1)]
+    assert rows[1]["peak_requested"] > rows[0]["peak_requested"] > 0
+    assert rows[1]["peak_requested"] == found["peak_requested"]
+    options = (*options, "--world-size", "2", "--rank", "0")
+    code, found, said = rehearse(tmp_path, WAYS, *options)
+    assert code == 0 and found["ranks"] == [], said
+    alone = peaks(said)
+    assert {way: alone[0, way] for way in SURE} == {way: together[0, way] for way in SURE}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_node_of_a_larger_job(tmp_path: Path, eager: bool) -> None:
+    options = ("--gpus", "2", "--world-size", "8", "--ranks", "all")
+    script = NODE.replace("EAGER", str(eager))
+    code, found, said = rehearse(tmp_path, script, *options, "--allocator", "native")
+    assert code == 0 and said.count("came to the end") == 2, said
+    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    options = ("--gpus", "2", "--ranks", "all", "--allocator", "native")
+    code, found, said = rehearse(tmp_path, FAILS, *options)
+    assert code == 1 and found["exit_code"] == 1, said
+    assert found["error"] == "ValueError: rank 1 does not want to"
+    ended = {p["rank"]: p["ended"] for p in found["processes"]}
+    assert ended == {"0": "stopped", "1": "itself"} and found["seconds"] < 90
+    assert "rank 1 of 2 has ended before rank 0" in said
+
+
+def test_a_table_of_the_ranks() -> None:
+    def process(rank: int, requested: int, reserved: int) -> dict[str, Any]:
+        device = {"device": rank, "peak_requested": requested, "peak_reserved": reserved,
+                  "peak_allocated": requested, "ooms": 0, "retries": 0}  # fmt: skip
+        return {"rank": str(rank), "devices": [device], "steps": 3, "ended": "itself",
+                "oom": None, "seen": [], "arena": False}  # fmt: skip
+
+    card = cards.find("16GiB")
+    run = launch.Run("native", card, None)
+    run.processes = [process(1, 5 << 30, 6 << 30), process(0, 4 << 30, 7 << 30)]
+    outcome = report.Outcome(run, verdict.judge(run, run.peak_reserved))
+    told = report.Report(["train.py"], card, 2, outcomes=[outcome])
+    assert run.peak_requested == 5 << 30 and run.peak_reserved == 7 << 30
+    lines = told.text(100).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Rank 1 asks for"))
+    assert "5 GiB" in lines[start]
+    table = [line.split() for line in lines[start:] if line.startswith("  ")]
+    assert table[-3:] == [
+        ["rank", "device", "asked", "for", "steps", "native"],
+        ["0", "0", "4", "GiB", "3", "7", "GiB"],
+        ["1", "1", "5", "GiB", "3", "6", "GiB"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--ranks all", "say how many, --gpus N"),
+        ("--ranks all --world-size 4", "say how many, --gpus N"),
+        ("--ranks all --gpus 4 --world-size 6", "no whole number of nodes of 4 GPUs"),
+        ("--ranks all --gpus 4 --world-size 2", "no whole number of nodes of 4 GPUs"),
+        ("--ranks all --gpus 2 --world-size 4 --rank 1", "exclude each other"),
+        ("--rank 1", "--world-size N says"),
+        ("--rank 4 --world-size 4", "none of a world of 4"),
+    ],
+)
+def test_ranks_that_make_no_sense(
+    options: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert command.main([*options.split(), str(script)]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", ["--ranks all --gpus 2", "--world-size 8"])
+def test_a_launcher_starts_the_ranks_itself(
+    options: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torchrun = ["-m", "torch.distributed.run", "train.py"]
+    assert command.main([*options.split(), *torchrun]) == 2
+    assert "starts the ranks itself" in capsys.readouterr().err
+
+
+def test_who_stands_for_whom() -> None:
+    assert ranks.stand_ins(range(8), 2) == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert ranks.stand_ins([0, 1], 2) == [0, 1]
+    assert ranks.stand_ins([1, 3, 5, 7], 2) is None
+    assert ranks.stand_ins([0, 2, 5], 4) == [0, 1, 0]
+    assert ranks.stand_ins([2, 3], 2) is None

@@ -494,7 +494,7 @@ def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> No
     program.write_text(
         "import math, sys\n"
         "sys.modules['cloudpickle'] = None\n"
-        "from torcharena.rehearsal import api\n"
+        "from torcharena.rehearsal import packing\n"
         "FACTOR = 3\n"
         "class Base:\n    k = 2\n"
         "class Model(Base):\n    def size(self): return self.k * FACTOR\n"
@@ -502,13 +502,13 @@ def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> No
         "def fn(n): print('got', n * helper())\n"
         "if __name__ == '__main__':\n"
         "    import subprocess\n"
-        "    open('call', 'wb').write(api._packed(fn, (2,), {}))\n"
+        "    open('call', 'wb').write(packing.packed(fn, (2,), {}))\n"
         "    run = [sys.executable, '-m', 'torcharena.rehearsal.calling', 'call']\n"
         "    subprocess.run(run, check=True)\n"
         "    lock = __import__('threading').Lock()\n"
         "    def bad(): return lock\n"
         "    for f in (bad, lambda: 1):\n"
-        "        try: api._packed(f, (), {})\n"
+        "        try: packing.packed(f, (), {})\n"
         "        except TypeError as error: print('refused:', error)\n"
     )
     done = subprocess.run(

@@ -99,6 +99,7 @@ ONE_DEVICE = [
     "pools",
     "graph",
     "train",
+    "lora",
     "forked_child",
     "fork_before_cuda",
     "loader_workers",

@@ -1,4 +1,5 @@
-"""One process as one rank of a job that is larger than the machine: no peer is there.
+"""One process as one rank of a job that is larger than the machine: no peer is there, or
+only those of one node (``--ranks all``).
 
 NCCL's stand-ins need none: a communicator of any size exists at once. What is left is the
 meeting place, torch's store, where ranks wait for each other's entries, and the process
@@ -19,9 +20,12 @@ __all__ = ["environment", "install"]
 _ID = 128  # bytes of a NCCL id, what a rank other than 0 is given
 
 
-def environment(world_size: int, rank: int, local_world_size: int) -> dict[str, str]:
-    """What a launcher would say to that rank, of nodes of ``local_world_size``."""
-    return {
+def environment(
+    world_size: int, rank: int, local_world_size: int, *, peers: bool = False
+) -> dict[str, str]:
+    """What a launcher would say to that rank, of nodes of ``local_world_size``. ``peers``:
+    all the others are there."""
+    said = {
         "WORLD_SIZE": str(world_size),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % local_world_size),
@@ -34,16 +38,18 @@ def environment(world_size: int, rank: int, local_world_size: int) -> dict[str, 
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "rehearsal",
-        "TORCHARENA_SIM_ALONE": "1",  # for NCCL's stand-ins
         # Its thread would ask the store, which is Python's, at the very end too.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     }
+    if not peers:
+        said["TORCHARENA_SIM_ALONE"] = "1"  # for NCCL's stand-ins
+    return said
 
 
-def install(world_size: int, rank: int) -> None:
+def install(world_size: int, rank: int, here: int = 1) -> None:
     """Lets `torch.distributed.init_process_group` succeed without peers. The program may give
-    its own world size and rank; those count."""
+    its own world size and rank; those count. ``here``: so many ranks, from 0, are there."""
     dist: Any = importlib.import_module("torch.distributed")
     if not dist.is_available():
         return
@@ -96,6 +102,9 @@ def install(world_size: int, rank: int) -> None:
         def num_keys(self) -> int:
             return len(self.known)
 
+        def clone(self) -> Any:
+            return self
+
         def set_timeout(self, timeout: datetime.timedelta) -> None:
             return
 
@@ -113,6 +122,7 @@ def install(world_size: int, rank: int) -> None:
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         _register_fake()
+        ranks.settle_pipelines()
         if args:  # init_method came by place
             kwargs["init_method"] = args[0]
         kwargs.pop("init_method", None)
@@ -130,7 +140,7 @@ def install(world_size: int, rank: int) -> None:
 
     ranks.replace(dist, "init_process_group", init_process_group)
     ranks.replace(dist, "new_group", new)
-    ranks.install(dist, store, rank)
+    ranks.install(dist, store, rank, here)
 
 
 def _register_fake() -> None:

@@ -1,20 +1,14 @@
 """Rehearsals from Python: `rehearse`, `find_batch_size`, `is_rehearsal`.
 
-A function runs in a child process, which needs its code: by cloudpickle where that is
-installed, else by name where it lives in a module, else (``__main__``, a notebook) by its
-source together with what it refers to."""
+A function runs in a child process; ``packing`` takes it there."""
 
 from __future__ import annotations
 
 import builtins
 import importlib
-import inspect
 import os
-import pickle
 import sys
 import tempfile
-import textwrap
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +17,7 @@ from .. import sizes
 from ..sizes import format_size
 from . import cards
 from .launch import ALLOCATORS
+from .packing import packed
 from .rehearsing import Options, rehearse_command
 from .report import Report
 
@@ -85,7 +80,7 @@ def _rehearse(
     with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
         payload = os.path.join(folder, "call")
         with open(payload, "wb") as file:
-            file.write(_packed(fn, args, kwargs))
+            file.write(packed(fn, args, kwargs))
         command = [sys.executable, "-m", "torcharena.rehearsal.calling", payload]
         return rehearse_command(command, options, shown=shown)
 
@@ -95,103 +90,8 @@ def _call(args: Any, kwargs: dict[str, Any]) -> str:
     return ", ".join(text if len(text) <= 24 else f"{text[:21]}..." for text in said)
 
 
-# --- taking a function to another process ---------------------------------------------------
-def _packed(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bytes:
-    """What ``calling`` reads: sys.path, then how to get at the function."""
-    path = [os.path.abspath(p or ".") for p in sys.path]
-    try:
-        cloudpickle: Any = importlib.import_module("cloudpickle")
-    except ImportError:
-        pass
-    else:
-        call = cloudpickle.dumps((fn, args, kwargs))
-        return pickle.dumps({"path": path, "how": "pickle", "call": call})
-    try:
-        values = pickle.dumps((args, kwargs))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise TypeError(
-            f"rehearse: the arguments cannot be taken to another process ({error}); with "
-            "cloudpickle installed more can (pip install cloudpickle)"
-        ) from None
-    if getattr(fn, "__module__", "__main__") != "__main__":
-        try:
-            call = pickle.dumps((fn, args, kwargs))
-        except (pickle.PicklingError, TypeError, AttributeError):
-            raise _stuck(fn, "it is not a function of a module's top level") from None
-        return pickle.dumps({"path": path, "how": "pickle", "call": call})
-    source = _sources(fn)
-    return pickle.dumps({"path": path, "how": "source", "call": values, **source})
-
-
-def _stuck(fn: Any, why: str) -> TypeError:
-    name = getattr(fn, "__qualname__", repr(fn))
-    return TypeError(
-        f"rehearse: {name} cannot be taken to another process without cloudpickle: {why}. "
-        "pip install cloudpickle, or put the function in a module of its own"
-    )
-
-
-def _sources(fn: Any) -> dict[str, Any]:
-    """The text of a function of ``__main__``, and of all it refers to there: modules by
-    name, functions and classes by their text, other values pickled. Raises TypeError."""
-    texts: dict[str, tuple[str, str, int]] = {}
-    modules: dict[str, str] = {}
-    plain: dict[str, bytes] = {}
-    waiting = [fn]
-    seen = {id(fn)}
-    while waiting:
-        this = waiting.pop()
-        if not isinstance(this, (types.FunctionType, type)):
-            raise _stuck(fn, f"{this!r} is neither a function nor a class")
-        if isinstance(this, types.FunctionType) and (
-            this.__closure__ or this.__name__ == "<lambda>"
-        ):
-            raise _stuck(fn, "it is a lambda, or uses variables of a function around it")
-        try:
-            lines, first = inspect.getsourcelines(this)
-            file = inspect.getsourcefile(this) or f"<{this.__name__}>"
-            texts[this.__name__] = (textwrap.dedent("".join(lines)), file, first)
-        except (OSError, TypeError):
-            raise _stuck(fn, f"the source of {this.__name__} is not to be had") from None
-        space = vars(sys.modules["__main__"])
-        for name in _names(this):
-            if name not in space or hasattr(builtins, name) or id(space[name]) in seen:
-                continue
-            value = space[name]
-            seen.add(id(value))
-            if isinstance(value, types.ModuleType):
-                modules[name] = value.__name__
-            elif getattr(value, "__module__", None) == "__main__" and isinstance(
-                value, (types.FunctionType, type)
-            ):
-                waiting.append(value)
-            else:
-                try:
-                    plain[name] = pickle.dumps(value)
-                except (pickle.PicklingError, TypeError, AttributeError):
-                    raise _stuck(fn, f"it uses {name}, which cannot be pickled") from None
-    return {
-        "texts": texts,
-        "modules": modules,
-        "plain": plain,
-        "name": fn.__name__,
-    }
-
-
-def _names(this: Any) -> set[str]:
-    """Every global name that a function or class may look up, annotations and bases too."""
-    tree = compile(textwrap.dedent(inspect.getsource(this)), "<source>", "exec")
-    names: set[str] = set()
-    codes = [tree]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return names
-
-
 # --- batch sizes --------------------------------------------------------------------------
-@dataclass
+@dataclass(repr=False)
 class BatchSizes:
     """What `find_batch_size` found. ``sizes`` were tried, in ascending order, each with its
     ``reports``; ``best`` is the largest that fits, 0 where not even the first does."""
@@ -212,6 +112,12 @@ class BatchSizes:
             if self.reports[size].outcomes[0].run.exit_code == 0
         }
 
+    def __repr__(self) -> str:
+        return f"<BatchSizes: {self.best or 'none'} on {self.gpu}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else str(self))
+
     def __str__(self) -> str:
         lines = [f"largest batch size on {self.gpu}: {self.best or 'none'}"]
         for size in self.sizes:
@@ -227,8 +133,9 @@ class BatchSizes:
         return "\n".join(lines)
 
     def plot(self, ax: Any = None) -> Any:
-        """The peaks over the batch size, and the card's room, on matplotlib's axes (new
-        ones where none are given), which are returned. Raises ImportError without it."""
+        """The peaks over the batch size, the card's room and the doubt about it, on
+        matplotlib's axes (new ones where none are given), which are returned. A cross is a
+        size that ran out of memory. Raises ImportError without matplotlib."""
         if ax is None:
             plt: Any = importlib.import_module("matplotlib.pyplot")
 
@@ -243,20 +150,30 @@ class BatchSizes:
         room = (
             first.card.room if first.limit is None else min(first.limit, first.card.room)
         )
+        sure = (room - first.outcomes[0].verdict.unsure) / gib
+        most = builtins.max(peaks, default=self.sizes[-1])
+        beyond = [size for size in self.sizes if most < size <= 2 * most]
+        beyond += [size for size in self.sizes if size not in peaks and size < most]
+        if beyond:
+            crosses = [room / gib] * len(beyond)
+            ax.plot(beyond, crosses, "x", color="C3", label="ran out", zorder=3)
         ax.axhline(room / gib, color="0.4", linewidth=1)
+        ax.axhspan(sure, room / gib, color="0.9", zorder=0, label="too close to tell")
+        allowance = "limit" if first.limit is not None else f"room on {self.gpu}"
         ax.annotate(
-            f"room on {self.gpu}",
+            f"{allowance}, {room / gib:.4g} GiB",
             (0, room / gib),
             xycoords=("axes fraction", "data"),
-            xytext=(4, -12),
+            xytext=(4, 4),
             textcoords="offset points",
             color="0.3",
         )
         if self.best:
-            ax.axvline(self.best, color="0.7", linewidth=1, linestyle=":")
+            ax.axvline(self.best, color="0.5", linewidth=1, linestyle=":")
+        ax.set_title(f"largest batch size on {self.gpu}: {self.best or 'none'}")
         ax.set_xlabel("batch size")
         ax.set_ylabel("peak, GiB")
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.12 * builtins.max(room / gib, *reserved, 0.0))
         ax.legend(frameon=False, loc="lower right")
         return ax
 
@@ -278,8 +195,9 @@ def find_batch_size(
 
     Doubles until one does not fit, then halves the interval; each size is a rehearsal.
     multiple: only sizes that are ``start`` plus multiples of it. allocator: whose verdict.
-    show: told a line after each. The others as in `rehearse`. What is too close to tell
-    counts as not fitting. Raises ValueError for bounds that make no sense, RuntimeError with
+    show: told a line after each; by default those lines come and go on a terminal or below a
+    notebook's cell. The others as in `rehearse`. What is too close to tell counts as not
+    fitting. Raises ValueError for bounds that make no sense, RuntimeError with
     the text where ``fn`` itself fails or takes too long."""
     if start < 1 or max < start or multiple < 1:
         raise ValueError(
@@ -299,8 +217,11 @@ def find_batch_size(
         quiet=True,
     )
     found = BatchSizes(0, gpu)
+    say = _passing() if show is None else show
 
     def fits(size: int) -> bool:
+        if show is None:
+            say(f"batch size {size} ...")
         report = _rehearse(fn, (size,), {}, options)
         outcome = report.outcomes[0]
         if outcome.run.failed or outcome.run.timed_out:
@@ -308,18 +229,31 @@ def find_batch_size(
         found.reports[size] = report
         if report.fits:
             found.best = builtins.max(found.best, size)
-        if show is not None:
-            show(f"batch size {size}: {report.verdict}")
+        say(f"batch size {size}: {report.verdict}")
         return bool(report.fits)
 
-    low, high = _bracket(fits, start, max, multiple)
-    while high is not None and high - low > multiple:
-        middle = low + (high - low) // 2 // multiple * multiple
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
+    try:
+        low, high = _bracket(fits, start, max, multiple)
+        while high is not None and high - low > multiple:
+            middle = low + (high - low) // 2 // multiple * multiple
+            if fits(middle):
+                low = middle
+            else:
+                high = middle
+    finally:
+        if show is None:
+            say("")
     return found
+
+
+def _passing() -> Callable[[str], None]:
+    """Shows a line in the place of the one before; "" takes it away."""
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty() or "ipykernel" in sys.modules:
+            print(f"\r{text:<60}\r{text}", end="", file=sys.stderr, flush=True)
+
+    return say
 
 
 def _bracket(

@@ -25,9 +25,11 @@ from typing import Any
 
 from . import places
 
-__all__ = ["JOB", "Job", "prepare"]
+__all__ = ["JOB", "STOP", "Job", "prepare"]
 
 JOB = "TORCHARENA_REHEARSAL_JOB"
+STOP = "stop"  # the file in the job's folder that says that another rank has failed
+_LOOK_EVERY = 0.25  # seconds
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
 _WRITE_EVERY = 1.0  # seconds
@@ -48,6 +50,7 @@ class Job:
     values_limit: int | None = None
     world_size: int | None = None  # one process stands for rank `rank` of so many
     rank: int = 0
+    ranks: int = 1  # so many ranks, from 0, are processes of one node (`--ranks all`)
     places: bool = False  # find out what holds the peak
     peak_step: int | None = None  # the step in which it is known to stand
 
@@ -131,7 +134,10 @@ class Watch:
         if self.job.world_size is not None:
             from . import alone
 
-            alone.install(self.job.world_size, self.job.rank)
+            rank = self.job.rank
+            if self.job.ranks > 1:
+                rank = int(os.environ["RANK"])
+            alone.install(self.job.world_size, rank, self.job.ranks)
         if self.job.values:
             from .values import Values
 
@@ -266,13 +272,24 @@ class Watch:
 
     # --- the end ----------------------------------------------------------------------------
     def wait(self) -> None:
-        """The thread: writes what is known when the time is up, and ends the process."""
-        deadline = self.job.deadline
-        if deadline is None:
+        """The thread: writes what is known when the time is up, or another rank has failed,
+        and ends the process."""
+        deadline, several = self.job.deadline, self.job.ranks > 1
+        if deadline is None and not several:
             return
-        if self.over.wait(max(0.0, deadline - time.time())) or os.getpid() != self.pid:
-            return
-        self.ended = "timeout"
+        stop = os.path.join(self.job.folder, STOP)
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.time())
+            if several:
+                left = _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)
+            if self.over.wait(left) or os.getpid() != self.pid:
+                return
+            if deadline is not None and time.time() >= deadline:
+                self.ended = "timeout"
+                break
+            if several and os.path.exists(stop):
+                self.ended = "stopped"
+                break
         self.write(last=True, stack=self.stack(None))
         _flush()
         os._exit(124)

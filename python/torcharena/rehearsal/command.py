@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = options.allocator
     try:
         command = launch.command_of(options.program, options.module)
+        if launch.is_launcher(options.program):
+            _starts_ranks_itself(options)
         chosen = Options(
             gpu=options.gpu,
             gpus=options.gpus,
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             values_limit=options.values_limit,
             world_size=options.world_size,
             rank=options.rank,
+            ranks=options.ranks,
             record=options.record,
             keep_files=options.keep_files,
             share=tuple(map(_folder, options.share)),
@@ -72,6 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         width = shutil.get_terminal_size((80, 24)).columns
         print(f"\n{report.text(min(width, 120))}", flush=True)
     return report.exit_code
+
+
+def _starts_ranks_itself(options: argparse.Namespace) -> None:
+    for name, given in (
+        ("--ranks", options.ranks),
+        ("--world-size", options.world_size),
+        ("--rank", options.rank),
+    ):
+        if given:
+            raise ValueError(
+                f"{name}: {options.program} starts the ranks itself; give the script alone, "
+                f"or {options.program} without {name}"
+            )
 
 
 def _refused(text: str) -> int:
@@ -191,6 +207,11 @@ def parser() -> argparse.ArgumentParser:
         help="the program is one rank of so many, whose others are not there; no launcher",
     )
     add("--rank", type=_count(0, 1 << 20), default=0, metavar="N", help="which (0)")
+    add(
+        "--ranks",
+        choices=("all",),
+        help="all: the ranks of one node, as processes on --gpus N devices; no launcher",
+    )
     add(
         "--limit",
         type=_argument(_size),

@@ -164,8 +164,8 @@ def _try(place: str, options: Sequence[str]) -> str:
     """An empty string where a layer works at ``place``, else what speaks against it."""
     layer = _make(place)
     here = os.getcwd()
+    alive = _start_watch(layer)
     try:
-        os.mkfifo(os.path.join(layer, "alive"), 0o600)
         witness = os.path.join(layer, "inside", "tmp", "witness")
         name = os.path.basename(layer) + "-probe"
         program = (
@@ -177,7 +177,7 @@ def _try(place: str, options: Sequence[str]) -> str:
             env={**os.environ, "LD_PRELOAD": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         if found.returncode == 0 and os.path.exists(witness):
@@ -191,6 +191,7 @@ def _try(place: str, options: Sequence[str]) -> str:
         return str(error)
     finally:
         files.remove(layer)
+        os.close(alive)
 
 
 def _hint(why: str) -> str:

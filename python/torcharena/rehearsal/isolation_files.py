@@ -44,8 +44,9 @@ def watch(layer: str) -> None:
         pass
     if os.path.isdir(layer):
         inside = os.path.join(layer, "inside")
-        if Path(layer, "mode").read_text() == "guard":
-            undo(inside, os.stat(Path(layer, "mode")).st_mtime, None)
+        mode = Path(layer, "mode")  # a layer that was only tried has none
+        if mode.exists() and mode.read_text() == "guard":
+            undo(inside, os.stat(mode).st_mtime, None)
         remove(layer)
 
 

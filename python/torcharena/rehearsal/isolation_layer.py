@@ -280,27 +280,46 @@ class Tree:
             entries = [entry for entry in entries if entry.name in only]
         place = self.target(path)
         copied: list[str] = []
+        there: list[str] = []
         for entry in entries:
             if entry.path == self.layer:
                 continue
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), os.path.join(place, entry.name))
-            elif entry.is_dir():
-                self.place(entry.path, flags)
-            elif entry.path not in self.mounts and self.copy(entry):
-                copied.append(entry.name)
-            else:
-                regular = entry.is_file()
-                with contextlib.suppress(OSError):
-                    self.bind(
-                        entry.path, regular, self.mounts.get(entry.path, ("", flags))[1]
-                    )
-        self.note(
-            split=path,
-            entries=[e.name for e in entries if e.path != self.layer],
-            copied=copied,
-        )
+            try:
+                if self.entry(entry, place, flags):
+                    copied.append(entry.name)
+            except OSError:
+                # /tmp is split where something is mounted below it, and others use it too.
+                if os.path.lexists(entry.path):
+                    raise
+                self.forget(os.path.join(place, entry.name))
+                continue
+            there.append(entry.name)
+        self.note(split=path, entries=there, copied=copied)
         self.like(path, place)
+
+    def entry(self, entry: os.DirEntry[str], place: str, flags: int) -> bool:
+        """One entry of a directory that is split; True where it was copied."""
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), os.path.join(place, entry.name))
+        elif entry.is_dir():
+            self.place(entry.path, flags)
+        elif entry.path not in self.mounts and self.copy(entry):
+            return True
+        else:
+            regular = entry.is_file()
+            with contextlib.suppress(OSError):
+                self.bind(
+                    entry.path, regular, self.mounts.get(entry.path, ("", flags))[1]
+                )
+        return False
+
+    def forget(self, place: str) -> None:
+        """What was made in the new root for something that is gone; only if it is empty."""
+        with contextlib.suppress(OSError):
+            if os.path.isdir(place):
+                os.rmdir(place)
+            elif os.path.getsize(place) == 0:
+                os.unlink(place)
 
     def copy(self, entry: os.DirEntry[str]) -> bool:
         """A small file between mounts, copied; False where it is not small or not readable."""

@@ -22,13 +22,14 @@ from typing import Any
 
 from . import alone
 from .cards import Card
-from .child import JOB, Job
+from .child import JOB, STOP, Job
 
 __all__ = [
     "ALLOCATORS",
     "Run",
     "command_of",
     "environment",
+    "is_launcher",
     "library",
     "machine",
     "run",
@@ -36,12 +37,15 @@ __all__ = [
 ]
 
 ALLOCATORS = ("arena", "expandable", "native")
+_PEAKS = ("peak_requested", "peak_allocated", "peak_reserved")
 _PATIENCE = 15.0  # seconds for a process to end itself at the deadline
 # Launchers that are modules too, for an environment that has no script of theirs.
 _MODULES = {
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
 }
+_LAUNCHERS = {*_MODULES, "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun"}
+_LAUNCHERS |= {"accelerate.commands.launch", "torch.distributed.launch"}
 _OWN_SETTINGS = (
     "TORCHARENA_ENABLE",
     "TORCHARENA_LIMIT",
@@ -141,6 +145,11 @@ def command_of(program: str, module: bool = False) -> list[str]:
     raise FileNotFoundError(f"{program}: no such script, and no such command")
 
 
+def is_launcher(program: str) -> bool:
+    """True for a program or module that starts ranks itself."""
+    return program in _LAUNCHERS or program in _MODULES.values()
+
+
 def _is_binary(path: str) -> bool:
     """True for a program, and for a script of another interpreter than Python."""
     with open(path, "rb") as file:
@@ -180,7 +189,31 @@ class Run:
 
     @property
     def peak_reserved(self) -> int:
-        return self.figure("peak_reserved")
+        """Of the device and process that reserved most, which may be another."""
+        rows = (d["peak_reserved"] for p in self.processes for d in p["devices"])
+        return max(rows, default=0)
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Of a job of several ranks a row for each, in their order: its ``rank``, the
+        ``device`` that it used most of, that one's peaks in bytes, ``steps``, ``ended``."""
+        rows = []
+        for process in self.processes:
+            rank = process.get("rank")
+            if rank is None or not process["devices"]:
+                continue
+            most = max(process["devices"], key=lambda d: d["peak_requested"])
+            row = {key: most[key] for key in ("device", *_PEAKS)}
+            rows.append(
+                {
+                    "rank": int(rank),
+                    **row,
+                    "steps": process["steps"],
+                    "ended": process["ended"],
+                }
+            )
+        rows.sort(key=lambda row: row["rank"])
+        return rows if len(rows) > 1 else []
 
     @property
     def ooms(self) -> int:
@@ -251,6 +284,7 @@ def run(
     values_limit: int | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    ranks: int = 1,
     find_places: bool = False,
     peak_step: int | None = None,
     keep_files: str | None = None,
@@ -259,7 +293,10 @@ def run(
     extra: dict[str, str] | None = None,
 ) -> Run:
     """Runs ``command`` to its end on simulated GPUs. ``folder``: an empty one for results
-    and traces, which the caller removes. ``quiet``: what it prints is kept, not shown."""
+    and traces, which the caller removes. ``quiet``: what it prints is kept, not shown.
+    ``ranks``: so many processes, the first node's of the world."""
+    # Where all ranks are there, each by itself knows what to do.
+    world = world_size if ranks == 1 or (world_size or ranks) > ranks else None
     job = Job(
         folder=folder,
         allocator=allocator,
@@ -269,13 +306,16 @@ def run(
         seed=seed,
         values=values,
         values_limit=values_limit,
-        world_size=world_size,
+        world_size=world,
         rank=rank,
+        ranks=ranks,
         places=find_places,
         peak_step=peak_step,
     )
     env = watched_environment(card, folder=folder, gpus=gpus, job=job)
     env.update(extra or {})
+    if ranks > 1:
+        command = _spawning(command, ranks, world is None, folder)
     result = Run(allocator, card, limit)
     started = time.monotonic()
     log = os.path.join(folder, "output") if quiet else None
@@ -316,8 +356,20 @@ def watched_environment(
             env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
     if job.world_size is not None:
         env.update(alone.environment(job.world_size, job.rank, gpus))
+    elif job.ranks > 1:
+        env.update(alone.environment(job.ranks, 0, job.ranks, peers=True))
     env[JOB] = job.spelt()
     return env
+
+
+def _spawning(
+    command: Sequence[str], ranks: int, all_here: bool, folder: str
+) -> list[str]:
+    """The command for each rank of a node, started by `spawning`."""
+    program = str(Path(__file__).with_name("spawning.py"))
+    stop = os.path.join(folder, STOP)
+    head = [sys.executable, "-S", program, str(ranks), "1" if all_here else "0", stop]
+    return [*head, "--", *command]
 
 
 class _Bare:

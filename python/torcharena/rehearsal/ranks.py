@@ -1,7 +1,8 @@
-"""What one rank without peers hears from them, and where the program asked.
+"""What ranks hear from others that are not there, and where the program asked.
 
-The contents of collectives come from NCCL's stand-ins, as if every other rank had sent what
-this one did. What only a peer can know is left as it is here: the objects that
+The contents of collectives come from NCCL's stand-ins, as if every missing rank had sent what
+the one did that stands for it: of one rank alone that one, of a node's ranks the one with the
+same place on its own node. What only a peer can know is left as it is here: the objects that
 `broadcast_object_list` would bring from another rank, the tensors that a pipeline's earlier
 stage would send. Each such place is counted by file and line (`report`), so that a size that
 came from one can be told from one that the program knew."""
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["install", "replace", "report"]
+__all__ = ["install", "replace", "report", "settle_pipelines", "stand_ins"]
 
 # Collectives whose integers decide a program's course, and those of objects.
 _OF_TENSORS = (
@@ -49,12 +52,15 @@ def report() -> list[dict[str, Any]]:
     ]
 
 
-def install(dist: Any, store: Any, rank: int) -> None:
-    """Called once, by `alone.install`. ``store``: what answers for the others."""
+def install(dist: Any, store: Any, rank: int, here: int) -> None:
+    """Called once, by `alone.install`. ``store``: what answers for the others. ``here``: so
+    many ranks, from 0, are processes of this machine; 1: this one alone, whichever it is."""
     c10d = dist.distributed_c10d
     _count(dist, c10d)
-    _keep_objects(dist, c10d, rank)
-    _tell_sizes(dist, c10d)
+    _keep_objects(dist, c10d, rank, here)
+    if here > 1:
+        _prefer_cuda(c10d)
+    _tell_groups(dist, c10d, type(store), here)
     _replace_stores(dist, store)
 
     def monitored_barrier(*args: Any, **kwargs: Any) -> None:
@@ -131,8 +137,30 @@ def _count(dist: Any, c10d: Any) -> None:
             replace(dist, name, counted(name, getattr(c10d, name), True))
 
 
-def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
-    """Objects of other ranks are taken to be like this one's own."""
+def _prefer_cuda(c10d: Any) -> None:
+    """Objects travel by NCCL wherever a group has it: gloo's place is empty."""
+    inner = getattr(c10d, "_get_object_coll_device", None)
+    if inner is None:
+        return
+
+    @functools.wraps(inner)
+    def device(group: Any = None) -> str:
+        return "cuda" if _has_nccl(c10d, group) else str(inner(group))
+
+    c10d._get_object_coll_device = device
+
+
+def _has_nccl(c10d: Any, group: Any) -> bool:
+    return "nccl" in str(c10d.get_backend_config(group))
+
+
+def _keep_objects(dist: Any, c10d: Any, rank: int, here: int) -> None:
+    """Objects of ranks that are not there are taken to be like this one's own."""
+
+    def is_here(source: int, group: Any) -> bool:
+        there = here > 1 and source < here
+        return source == rank or (there and _has_nccl(c10d, group))
+
     broadcast = c10d.broadcast_object_list
     scatter = c10d.scatter_object_list
 
@@ -145,8 +173,9 @@ def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
         group_src: int | None = None,
         **_: Any,
     ) -> None:
-        if _source(c10d, group, src, group_src) == rank:
-            kwargs: dict[str, Any] = {"src": rank, "group": group, "device": device}
+        source = _source(c10d, group, src, group_src)
+        if is_here(source, group):
+            kwargs: dict[str, Any] = {"src": source, "group": group, "device": device}
             broadcast(object_list, **kwargs)
         else:
             _note("broadcast_object_list")
@@ -165,10 +194,21 @@ def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
         else:
             _note("scatter_object_list")
 
-    @functools.wraps(c10d.recv_object_list)
+    receive, send = c10d.recv_object_list, c10d.send_object_list
+
+    @functools.wraps(receive)
     def recv_object_list(
-        object_list: list[Any], src: Any = None, *_: Any, **__: Any
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        *rest: Any,
+        group_src: int | None = None,
+        **more: Any,
     ) -> Any:
+        if group_src is not None:
+            src = _source(c10d, group, src, group_src)
+        if src is not None and src != rank and is_here(src, group):
+            return receive(object_list, src, group, *rest, **more)
         _note("recv_object_list")
         if any(o is None for o in object_list):
             raise RuntimeError(
@@ -178,14 +218,46 @@ def _keep_objects(dist: Any, c10d: Any, rank: int) -> None:
             )
         return src
 
-    @functools.wraps(c10d.send_object_list)
-    def send_object_list(*_: Any, **__: Any) -> None:
-        """No one hears it."""
+    @functools.wraps(send)
+    def send_object_list(
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        *rest: Any,
+        group_dst: int | None = None,
+        **more: Any,
+    ) -> None:
+        """No one hears it who is not here."""
+        to = _source(c10d, group, dst, group_dst)
+        if to != rank and is_here(to, group):
+            send(object_list, to, group, *rest, **more)
 
     replace(dist, "broadcast_object_list", broadcast_object_list)
     replace(dist, "scatter_object_list", scatter_object_list)
     replace(dist, "recv_object_list", recv_object_list)
     replace(dist, "send_object_list", send_object_list)
+
+
+def settle_pipelines() -> None:
+    """From torch 2.14 on a pipeline's stages vote whether the shapes that they were given will
+    do. Those here decide for all. Called as process groups begin, after the imports."""
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    stage: Any = getattr(module, "PipelineStage", None)
+    mode: Any = getattr(module, "InferenceMode", None)
+    if not hasattr(stage, "_warmup_forward_vote") or not hasattr(mode, "needs_dynamic"):
+        return
+    torch: Any = sys.modules["torch"]
+
+    def vote(self: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        enough = not mode.needs_dynamic(self._user_meta, has_backward)
+        if received_acc is not None:
+            enough = enough and bool(received_acc.item())
+        return torch.tensor([int(enough)], dtype=torch.int32)
+
+    def result(self: Any, received_result: Any = None) -> Any:
+        return received_result
+
+    stage._warmup_forward_vote, stage._warmup_backward_result = vote, result
 
 
 def _source(c10d: Any, group: Any, src: int | None, group_src: int | None) -> int:
@@ -195,20 +267,95 @@ def _source(c10d: Any, group: Any, src: int | None, group_src: int | None) -> in
     return 0 if src is None else src
 
 
-def _tell_sizes(dist: Any, c10d: Any) -> None:
-    """NCCL's split of a communicator is not told how many ranks it has; its stand-in is."""
+def stand_ins(members: Sequence[int], here: int) -> list[int] | None:
+    """For each place in a group the place of the rank that stands for it, where ranks below
+    ``here`` are there: itself if it is, else the one with its place on its node, else any.
+    None where not two of the group are there."""
+    present = [place for place, rank in enumerate(members) if rank < here]
+    if len(present) < 2:
+        return None
+    places = {members[place]: place for place in present}
+    return [
+        place if rank < here else places.get(rank % here, present[place % len(present)])
+        for place, rank in enumerate(members)
+    ]
+
+
+def _teller() -> Callable[..., None] | None:
+    """Says to NCCL's stand-ins what its arguments do not, of the next communicator."""
     try:
         tell = ctypes.CDLL(None).ta_simcuda_next_group
     except AttributeError:
+        return None
+    tell.argtypes, tell.restype = [ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p], None
+
+    def call(size: int, like: list[int] | None = None, name: str | None = None) -> None:
+        array = None if like is None else (ctypes.c_int * len(like))(*like)
+        tell(size, array, None if name is None else name.encode())
+
+    return call
+
+
+def _meeting(kind: Any, tell: Any, group: str, like: list[int]) -> Any:
+    """A group's store. Of its ranks that are there each asks it, or tells it, under the same
+    key, which communicator comes next: that key is the communicator's name."""
+
+    def next_is(key: str) -> None:
+        name = hashlib.sha256(f"{group} {key}".encode()).hexdigest()[:32]
+        pair = re.search(r"(?:^|/)(\d+):(\d+)$", key)
+        if pair is None:
+            tell(len(like), like, name)
+        elif all(like[int(rank)] == int(rank) for rank in pair.groups()):
+            tell(2, [0, 1], name)
+        else:
+            tell(0)
+
+    class Meeting(kind):
+        def set(self, key: str, value: Any) -> None:
+            next_is(key)
+            super().set(key, value)
+
+        def get(self, key: str) -> Any:
+            next_is(key)
+            return super().get(key)
+
+        def multi_get(self, keys: list[str]) -> Any:
+            found = super().multi_get(keys)
+            next_is(keys[0])
+            return found
+
+    return Meeting()
+
+
+def _tell_groups(dist: Any, c10d: Any, kind: Any, here: int) -> None:
+    """NCCL's split of a communicator is not told how many ranks it has, nor who of them is
+    there; its stand-in is."""
+    tell = _teller()
+    if tell is None:
         return
-    tell.argtypes, tell.restype = [ctypes.c_int], None
     inner = c10d._new_process_group_helper
+    stores: list[Any] = []  # torch keeps the half of them that is C++'s
 
     @functools.wraps(inner)
-    def helper(group_size: int, *args: Any, **kwargs: Any) -> Any:
-        tell(group_size)
+    def helper(
+        group_size: int,
+        group_rank: int,
+        ranks: Any,
+        backend: Any,
+        store: Any,
+        group_name: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        like = stand_ins(ranks or range(group_size), here) if here > 1 else None
+        if like is not None:
+            store = _meeting(kind, tell, str(group_name), like)
+            stores.append(store)
+        tell(group_size, like)
         try:
-            return inner(group_size, *args, **kwargs)
+            return inner(
+                group_size, group_rank, ranks, backend, store, group_name, *args, **kwargs
+            )
         finally:
             tell(0)
 
@@ -222,7 +369,15 @@ def _tell_sizes(dist: Any, c10d: Any) -> None:
         parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         mine = c10d.get_rank(parent_pg)
-        tell(next((len(ranks) for ranks in split_ranks or () if mine in ranks), 0))
+        found: list[int] = next(
+            (ranks for ranks in split_ranks or () if mine in ranks), []
+        )
+        if here > 1 and found:
+            parent = parent_pg or c10d._get_default_group()
+            members = [c10d.get_global_rank(parent, rank) for rank in found]
+            tell(len(found), stand_ins(members, here))
+        else:
+            tell(len(found))
         try:
             return split(parent_pg, split_ranks, *args, **kwargs)
         finally:

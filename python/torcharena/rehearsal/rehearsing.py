@@ -41,6 +41,7 @@ class Options:
     values_limit: int | None = None
     world_size: int | None = None  # one process as rank `rank` of so many, without peers
     rank: int = 0
+    ranks: str | None = None  # "all": the ranks of the first node, each a process
     record: str | None = None
     keep_files: str | None = None
     share: tuple[str, ...] = ()  # folders that it changes in earnest
@@ -64,10 +65,7 @@ def rehearse_command(
         raise ValueError(
             f"limit: {options.limit} bytes are more than the card has ({card.memory})"
         )
-    if options.world_size is not None and not 0 <= options.rank < options.world_size:
-        raise ValueError(
-            f"rank {options.rank} is none of a world of {options.world_size}"
-        )
+    _check_ranks(options)
     report = Report(list(shown or command), card, options.gpus, options.limit)
     with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
         session = _Session(list(command), card, options, folder, extra, say, report)
@@ -79,6 +77,29 @@ def rehearse_command(
     order = {name: i for i, name in enumerate(options.allocators)}
     report.outcomes.sort(key=lambda o: order[o.run.allocator])
     return report
+
+
+def _check_ranks(options: Options) -> None:
+    """Raises ValueError for ranks, worlds and GPUs that do not go together."""
+    world, gpus = options.world_size, options.gpus
+    if world is not None and not 0 <= options.rank < world:
+        raise ValueError(f"rank {options.rank} is none of a world of {world}")
+    if options.ranks is None:
+        if world is None and options.rank:
+            raise ValueError(f"rank {options.rank} of how many? --world-size N says")
+        return
+    if options.ranks != "all":
+        raise ValueError(f"ranks {options.ranks!r}: all, or one by --rank N")
+    if options.rank:
+        raise ValueError("--ranks all and --rank N exclude each other")
+    if gpus < 2:
+        raise ValueError(
+            "--ranks all runs the ranks of one node, one a GPU: say how many, --gpus N"
+        )
+    if world is not None and world % gpus:
+        raise ValueError(
+            f"--ranks all: a world of {world} ranks is no whole number of nodes of {gpus} GPUs"
+        )
 
 
 @dataclass
@@ -114,6 +135,7 @@ class _Session:
             values_limit=options.values_limit,
             world_size=options.world_size,
             rank=options.rank,
+            ranks=1 if options.ranks is None else options.gpus,
             find_places=places,
             peak_step=self.peak_step,
             keep_files=options.keep_files if self.count == 1 else None,

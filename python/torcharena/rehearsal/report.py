@@ -95,9 +95,10 @@ class Outcome:
         return found
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
-    """The answer to "will it fit?". ``str()`` is the text that the command prints."""
+    """The answer to "will it fit?". ``str()`` is the text that the command prints; notebooks
+    show it too."""
 
     command: list[str]
     card: Card
@@ -158,6 +159,28 @@ class Report:
         return None
 
     @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Of a job of several ranks a row for each: ``rank``, ``device``, ``steps``, and bytes:
+        ``peak_requested``, and ``peak_reserved`` by allocator. Else none."""
+        rows: dict[int, dict[str, Any]] = {}
+        for outcome in self.outcomes:
+            for found in outcome.run.ranks:
+                row = rows.setdefault(
+                    found["rank"],
+                    {
+                        "rank": found["rank"],
+                        "device": found["device"],
+                        "steps": 0,
+                        "peak_requested": 0,
+                        "peak_reserved": {},
+                    },
+                )
+                for key in ("steps", "peak_requested"):
+                    row[key] = max(row[key], found[key])
+                row["peak_reserved"][outcome.run.allocator] = found["peak_reserved"]
+        return [rows[rank] for rank in sorted(rows)]
+
+    @property
     def not_seen(self) -> list[str]:
         """Stages that a run which was ended early did not come to."""
         first = self.outcomes[0].run
@@ -201,6 +224,7 @@ class Report:
         found.update(
             verdict=self.verdict,
             smallest_cap=self.smallest_cap,
+            ranks=self.ranks,
             holders=self.holders,
             not_seen=self.not_seen,
             guessed=self.guessed,
@@ -221,14 +245,31 @@ class Report:
         """The report in lines of at most ``width`` columns, at least 60."""
         width = max(60, width)
         lines = [*self._head(width), "", *self._table()]
-        for section in (self._ends, self._cap, self._holders, self._doubts):
+        for section in (
+            self._ends,
+            self._ranks,
+            self._cap,
+            self._holders,
+            self._doubts,
+        ):
             told = section(width)
             if told:
                 lines += ["", *told]
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<Report: {self._name()} on {self.card.key}: {self.verdict}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else str(self))
+
+    def _name(self) -> str:
+        """The command; of a function the call."""
+        words = self.command
+        return words[0] if len(words) == 1 else " ".join(map(shlex.quote, words))
+
     def _head(self, width: int) -> list[str]:
-        name = _shortened(" ".join(map(shlex.quote, self.command)), width)
+        name = _shortened(self._name(), width)
         card = self.card
         what = f"{self.gpus} x {card.name}" if self.gpus > 1 else card.name
         measured = "" if card.context_measured else ", not measured"
@@ -335,6 +376,31 @@ class Report:
                 f"Not seen: {', '.join(self.not_seen)}. Their memory is not in the peak.",
                 width,
             )
+        return lines
+
+    def _ranks(self, width: int) -> list[str]:
+        """Of a job of several ranks a row for each."""
+        rows = self.ranks
+        if not rows:
+            return []
+        most = max(rows, key=lambda row: row["peak_requested"])
+        names = [o.run.allocator for o in self.outcomes if o.run.ranks]
+        lines = _wrapped(
+            f"Rank {most['rank']} asks for most, {format_size(most['peak_requested'])}. Each "
+            "rank, what it asks for and what is reserved for it:",
+            width,
+        )
+        head = f"{'rank':>6}{'device':>8}{'asked for':>12}{'steps':>7}"
+        lines.append(head + "".join(f"{name:>12}" for name in names))
+        for row in rows:
+            line = (
+                f"{row['rank']:>6}{row['device']:>8}"
+                f"{format_size(row['peak_requested']):>12}{row['steps'] or '':>7}"
+            )
+            for name in names:
+                size = row["peak_reserved"].get(name)
+                line += f"{'' if size is None else format_size(size):>12}"
+            lines.append(line)
         return lines
 
     def _cap(self, width: int) -> list[str]:
