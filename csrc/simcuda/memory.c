@@ -199,14 +199,18 @@ static bool untouched(const void *from, size_t size)
     return true;
 }
 
-/* For the values mode: what was written of device memory, into memory that is all zeros. */
-TA_EXPORT void ta_simcuda_copy_touched(void *dst, const void *src, size_t size)
+/* For the values mode: what was written of device memory, into memory that is all zeros.
+ * `dst` NULL: nothing is copied. Bytes that were written, in whole strides. */
+TA_EXPORT size_t ta_simcuda_copy_touched(void *dst, const void *src, size_t size)
 {
+    size_t touched = 0;
     for (size_t at = 0; at < size; at += STRIDE) {
         const size_t part = size - at < STRIDE ? size - at : STRIDE;
-        if (!untouched((const char *)src + at, part))
-            memcpy((char *)dst + at, (const char *)src + at, part);
+        if (untouched((const char *)src + at, part)) continue;
+        touched += part;
+        if (dst) memcpy((char *)dst + at, (const char *)src + at, part);
     }
+    return touched;
 }
 
 /* A copy out of device memory that is large and mostly untouched: reading such pages would

@@ -36,7 +36,6 @@ __all__ = ["AfterImport", "install"]
 
 _REGISTERS = 32  # up to this many, Inductor sees no reason to try smaller blocks
 _MILLISECONDS = 0.1  # what every benchmark says
-_LONG = 500_000  # objects made, after which a compilation ends with a collection
 _L2 = 256 << 20  # bytes of the buffer by which Triton's own benchmark clears the cache
 
 
@@ -260,8 +259,8 @@ def _no_collections_backward(module: Any) -> None:
 
 
 def _uncollected(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Python's collector walks the graphs that a compilation makes, over and over: once at
-    its end will do, after a long one. Tensors in cycles are then gone as they would be."""
+    """Python's collector walks the graphs that a compilation makes, over and over: once,
+    which it does by itself as soon as it may, will do. No tensors of the device are in them."""
 
     @functools.wraps(inner)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -272,7 +271,5 @@ def _uncollected(inner: Callable[..., Any]) -> Callable[..., Any]:
             return inner(*args, **kwargs)
         finally:
             gc.enable()
-            if gc.get_count()[0] > _LONG:
-                gc.collect()
 
     return wrapped

@@ -265,7 +265,7 @@ class Values(TorchDispatchMode):
             self.device_skip: Any = device_skip
             touched = ctypes.CDLL(None).ta_simcuda_copy_touched
             touched.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-            touched.restype = None
+            touched.restype = ctypes.c_size_t
             self.touched: Any = touched
             zero = ctypes.CDLL(None).ta_simcuda_zero
             zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -420,6 +420,8 @@ class Values(TorchDispatchMode):
         written: to read the rest in its place would make its pages."""
         size = tensor.numel() * tensor.element_size()
         if size <= _SPRINKLED or self.touched is None or not tensor.is_contiguous():
+            return _view(tensor)
+        if self.touched(None, tensor.data_ptr(), size) > size // 4:
             return _view(tensor)
         zeros = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory = torch.frombuffer(zeros, dtype=tensor.dtype)
