@@ -215,7 +215,7 @@ static int answer(const ta_sc_handle *handle, void *result, size_t size)
                                       void *x, void *y, void *parameters)                \
     {                                                                                    \
         (void)d1, (void)d2, (void)x, (void)y;                                            \
-        return answer(handle, parameters, 5 * (size));                                   \
+        return answer(handle, parameters, (size_t)5 * (size));                           \
     }
 DOT(cublasSdot_v2, 4)
 DOT(cublasDdot_v2, 8)

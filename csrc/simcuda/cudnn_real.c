@@ -133,7 +133,7 @@ void ta_sc_workspace(ta_sc_space kind, uint64_t bytes)
  * the largest in bytes. Returns why the real libcudnn is not asked: empty where it is. */
 TA_EXPORT const char *ta_simcuda_workspaces(uint64_t counts[2 * TA_SC_SPACE_KINDS])
 {
-    for (int kind = 0; kind < TA_SC_SPACE_KINDS; kind++) {
+    for (size_t kind = 0; kind < TA_SC_SPACE_KINDS; kind++) {
         counts[2 * kind] = __atomic_load_n(&spaces[kind].count, __ATOMIC_RELAXED);
         counts[2 * kind + 1] = __atomic_load_n(&spaces[kind].largest, __ATOMIC_RELAXED);
     }

@@ -17,6 +17,7 @@ from .sizes import format_size
 
 __all__ = ["Finding", "Report", "examine"]
 
+_PAGE = 4 << 20  # bytes; the library's default
 _CUDNN = 90800  # the first that answers for a card that is only described
 _SIGNS = {"good": "ok", "note": "--", "bad": "NO"}
 
@@ -229,21 +230,31 @@ def _device(report: Report, library: Any, index: int) -> dict[str, Any]:
     facts: dict[str, Any] = dict(library.probe(index))
     what = f"device {index}"
     name = f"{facts['name']}, {format_size(facts['total'])}"
+    wanted = _settings()
     if facts["vmm"]:
         granularity = format_size(facts["granularity"])
         report.add(what, "good", f"{name}: virtual memory in units of {granularity}")
     else:
         report.add(
             what,
-            "bad",
+            "note" if wanted.get("fallback") else "bad",
             f"{name}: no virtual memory management"
             + (" under WSL2" if facts["wsl2"] else "")
-            + "; enable(fallback=True) takes plain driver allocations",
+            + (
+                "; plain driver allocations are taken, as TORCHARENA_FALLBACK allows"
+                if wanted.get("fallback")
+                else "; enable(fallback=True) takes plain driver allocations"
+            ),
         )
+    facts["would"] = _plan(facts, wanted)
+    report.add(what, "good", facts["would"])
     if facts["mig"]:
         report.add(
             what, "note", "a MIG slice: its memory is the slice's, caps count in it"
         )
+    if "GeForce" in facts["name"]:
+        text = "a GeForce: a desktop on it takes memory besides, of which a cap knows nothing"
+        report.add(what, "note", text)
     if facts["wsl2"]:
         report.add(what, "note", "WSL2: Windows shares the card, free memory may shrink")
     report.add(
@@ -259,6 +270,29 @@ def _device(report: Report, library: Any, index: int) -> dict[str, Any]:
     if facts["context"]:
         report.add(what, "note", "a CUDA context exists in this process already")
     return facts
+
+
+def _settings() -> dict[str, Any]:
+    """Those of the environment; none where it makes no sense, which `_environment` tells."""
+    try:
+        return settings.from_environment()
+    except ValueError:
+        return {}
+
+
+def _plan(facts: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What the allocator would do on this device."""
+    page = wanted.get("page") or max(_PAGE, facts["granularity"])
+    total = facts["total"]
+    cap, source = wanted.get("limit"), "TORCHARENA_LIMIT"
+    if cap is None:
+        allowed = f"no cap, so up to all of {format_size(total)}"
+    else:
+        bytes_ = min(cap.resolve(total), total) // page * page
+        allowed = f"cap {format_size(bytes_)} by {source}, the CUDA context on top"
+    if not facts["vmm"]:
+        return f"would take ranges of the driver's; {allowed}"
+    return f"would take pages of {format_size(page)}; {allowed}"
 
 
 def _environment(report: Report) -> None:

@@ -23,6 +23,16 @@ typedef struct scenario {
     int refusals;                /* of them, those that were refused */
 } scenario;
 
+static bool plain;                                    /* a machine without VMM */
+static ta_stream_life streams_are = TA_STREAM_EXISTS; /* all but the default ones */
+static ta_stream_life streams_live(void *context, int device, ta_stream stream)
+{
+    (void)context;
+    (void)device;
+    (void)stream;
+    return streams_are;
+}
+
 static bool filter_stream(void *context, ta_stream stream) { return stream == context; }
 
 /* The books and the bytes are what they should be. */
@@ -122,7 +132,7 @@ static void play(scenario *s)
     put(s, 0);
     get(s, 3, 12 * MiB, 0, 2);
     /* At a cap: idle pages move, and are waited for. */
-    UNDER_TEST(s, ta_set_limit(a, 0, TA_LIMIT_API, 36 * MiB));
+    UNDER_TEST(s, ta_set_limit(a, 0, TA_LIMIT_API, (plain ? 100 : 36) * MiB));
     get(s, 4, 9 * MiB, 0, 1);
     put(s, 3);
     get(s, 5, 11 * MiB, 0, 1);
@@ -152,8 +162,11 @@ static void play(scenario *s)
 static void begin(scenario *s)
 {
     memset(s, 0, sizeof *s);
-    ta_sim_config config = {.devices = 2, .memory = 64 * MiB, .seed = 5};
-    world_open(&s->w, &config, 4);
+    ta_sim_config config = {
+        .devices = 2, .memory = (plain ? 160 : 64) * MiB, .seed = 5, .no_vmm = plain};
+    ta_config policy = {.fallback = plain};
+    world_open_with(&s->w, &config, 4, &policy);
+    CHECK_EQ(ta_set_stream_life(s->w.allocator, streams_live, NULL), TA_OK);
 }
 
 /* A hang ends here, and says where it was. */
@@ -257,6 +270,22 @@ TEST(every_call_of_any_kind)
     walk(TA_SIM_CALL_COUNT, &felt);
     CHECK(felt > 0);
 }
+
+/* The same for other machines and streams, each call of any kind failing alone. */
+static void walk_others(ta_stream_life life, bool without_vmm)
+{
+    int felt = 0;
+    streams_are = life;
+    plain = without_vmm;
+    for (uint64_t k = 1; fail_at(TA_SIM_CALL_COUNT, k, false, TA_DRIVER, &felt); k++)
+        if (ta_test_failed) break;
+    streams_are = TA_STREAM_EXISTS;
+    plain = false;
+    CHECK(felt > 0);
+}
+TEST(every_call_with_streams_that_last) { walk_others(TA_STREAM_LASTS, false); }
+TEST(every_call_with_streams_of_others) { walk_others(TA_STREAM_STRANGE, false); }
+TEST(every_call_without_vmm) { walk_others(TA_STREAM_LASTS, true); }
 
 /* The process is exiting and the driver is gone: frees are no error, allocs are refused,
  * nothing hangs or crashes. */

@@ -78,13 +78,17 @@ def assert_sound() -> None:
 
 # --- out of memory -----------------------------------------------------------------------
 def is_out_of_memory_for_lightning(error: BaseException) -> bool:
-    """Lightning's condition, in our words."""
-    return (
-        isinstance(error, RuntimeError)
-        and len(error.args) == 1
-        and "CUDA" in error.args[0]
-        and "out of memory" in error.args[0]
-    )
+    """Lightning's condition, in our words; its own where it is installed."""
+    try:
+        from lightning.pytorch.utilities.memory import is_oom_error
+    except ImportError:
+        return (
+            isinstance(error, RuntimeError)
+            and len(error.args) == 1
+            and "CUDA" in error.args[0]
+            and "out of memory" in error.args[0]
+        )
+    return bool(is_oom_error(error))
 
 
 def is_out_of_memory_for_accelerate(error: BaseException) -> bool:

@@ -224,6 +224,39 @@ def test_doctor_says_what_is_wrong(
     assert not report.usable and said in str(report)
 
 
+@pytest.mark.parametrize(
+    ("variables", "facts", "said"),
+    [
+        ({}, {}, "would take pages of 4 MiB; no cap, so up to all of 64 GiB"),
+        (
+            {"TORCHARENA_LIMIT": "16GiB", "TORCHARENA_PAGE": "32MiB"},
+            {},
+            "would take pages of 32 MiB; cap 16 GiB by TORCHARENA_LIMIT, the CUDA context",
+        ),
+        ({"TORCHARENA_LIMIT": "25%"}, {}, "cap 16 GiB by TORCHARENA_LIMIT"),
+        (
+            {"TORCHARENA_FALLBACK": "1"},
+            {"vmm": False, "granularity": 0},
+            "would take ranges of the driver's; no cap",
+        ),
+        ({}, {"name": "NVIDIA GeForce RTX 4090"}, "a desktop on it takes memory"),
+    ],
+)
+def test_doctor_says_what_the_allocator_would_do(
+    fake: FakeCore,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    facts: dict[str, Any],
+    said: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    fake.facts |= facts
+    report = doctor.Report()
+    doctor._devices(report, fake)
+    assert report.usable and said in str(report)
+
+
 def test_doctor_works_with_no_gpu(fake: FakeCore) -> None:
     fake.problem = "libcuda.so.1: not there"
     report = doctor.Report()

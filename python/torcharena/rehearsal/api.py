@@ -150,7 +150,8 @@ class BatchSizes:
         room = (
             first.card.room if first.limit is None else min(first.limit, first.card.room)
         )
-        sure = (room - first.outcomes[0].verdict.unsure) / gib
+        doubts = [self.reports[s].outcomes[0].verdict.unsure for s in peaks]
+        sure = (room - builtins.max(doubts, default=0)) / gib
         most = builtins.max(peaks, default=self.sizes[-1])
         beyond = [size for size in self.sizes if most < size <= 2 * most]
         beyond += [size for size in self.sizes if size not in peaks and size < most]

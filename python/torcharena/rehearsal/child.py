@@ -20,10 +20,10 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
-from . import places
+from . import compiling, places
 
 __all__ = ["JOB", "STOP", "Job", "prepare"]
 
@@ -64,35 +64,7 @@ def prepare() -> None:
     started = time.monotonic()
     if "compile_worker" in " ".join(sys.orig_argv):
         return  # Inductor's, which compiles kernels for others
-    sys.meta_path.insert(0, _Finder(job, started))
-
-
-class _Finder:
-    """Calls `Watch.start` when torch has been imported, then is gone."""
-
-    def __init__(self, job: Job, started: float) -> None:
-        self.job = job
-        self.started = started
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        import importlib.util
-
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        inner = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            inner(module)
-            del loader.exec_module
-            Watch(self.job, self.started).start(module)
-
-        loader.exec_module = exec_module
-        return spec
+    compiling.AfterImport.of("torch", lambda torch: Watch(job, started).start(torch))
 
 
 class Watch:
@@ -146,8 +118,6 @@ class Watch:
             self.mode.__enter__()
         else:
             _keep_no_contents()
-        from . import compiling
-
         compiling.install()
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
