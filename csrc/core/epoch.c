@@ -102,9 +102,15 @@ void ta_stream_poll(ta_device *d, ta_stream_state *s)
     while (s->first && ta_call_query(d, s->first->event) == TA_OK) pop_mark(d, s);
 }
 
+/* What the newest mark stands for: one that passed is in `passed`, as far as it counts. */
+static uint64_t newest(const ta_stream_state *s)
+{
+    return s->last ? s->last->tick : s->passed;
+}
+
 ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
 {
-    if (s->marked > tick) return TA_OK;
+    if (newest(s) > tick) return TA_OK;
     if (!ours(s)) return TA_UNSUPPORTED;
     if (s->marks >= MARKS_MAX) ta_stream_poll(d, s);
     bool move = s->marks >= MARKS_MAX && !s->last->waiters;
@@ -121,7 +127,7 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
         if (!move) spare_mark(d, m); /* else it stands for its old point as before */
         return status;
     }
-    m->tick = s->marked = tick;
+    m->tick = tick;
     if (move) return TA_OK;
     m->next = NULL;
     m->popped = false;
@@ -131,10 +137,10 @@ ta_status ta_stream_mark(ta_device *d, ta_stream_state *s, uint64_t tick)
     return TA_OK;
 }
 
-/* Marks reach past what was freed at `tick`, or none ever will. */
+/* Marks reach past what was freed at `tick`. */
 static bool marked(const ta_stream_state *s, uint64_t tick)
 {
-    return s->marked > tick && s->unmarked > tick;
+    return newest(s) > tick && s->unmarked > tick;
 }
 
 void ta_stream_mark_free(ta_device *d, ta_stream_state *s, uint64_t tick, bool exists)
@@ -201,7 +207,7 @@ ta_status ta_stream_wait(ta_device *d, ta_stream_state *s, uint64_t tick, double
      * nothing of an earlier one: one at a time, and the caller looks again. */
     ta_mark_event *m = s->first;
     while (s->lasts && m && m->tick <= tick) m = m->next;
-    if (!m) return TA_OK;
+    if (!m) return forever ? wait_for_device(d, s, tick) : TA_NOT_READY;
     double since = ta_now_us();
     m->waiters++;
     ta_lock_drop(&d->pages);
@@ -284,7 +290,6 @@ ta_status ta_device_wait(ta_device *d)
         if (s->foreign && !others) continue;
         while (s->first && s->first->tick <= tick) pop_mark(d, s);
         if (s->passed < tick) s->passed = tick;
-        if (s->marked < tick) s->marked = tick;
         if (s->unmarked < tick) s->unmarked = s->unmarked_last < tick ? TA_NEVER : tick;
     }
     if (d->device_passed < tick) d->device_passed = tick;

@@ -170,7 +170,6 @@ struct ta_stream_state {
     bool capturing;  /* it was when last marked, for no pool of ours */
     bool foreign;    /* it could not be marked: perhaps it is another device's */
     uint64_t passed; /* what was freed at a lower tick is no longer used here */
-    uint64_t marked; /* tick of the newest mark:  passed <= marked */
     uint64_t unmarked, unmarked_last; /* ticks of such frees; TA_NEVER: there are none */
     uint64_t slow; /* while passed is lower, waiting for it was in vain once */
     ta_mark_event *first, *last;

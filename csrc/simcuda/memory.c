@@ -163,9 +163,12 @@ static int queue(const ta_sc_machine *m, ta_stream stream, const void *dst,
 {
     int device;
     if (!ta_sc_stream_device(stream, &device)) return TA_CU_BAD_HANDLE;
-    ta_sim_range ranges[2] = {{(uintptr_t)dst, size, true},
-                              {(uintptr_t)src, size, false}};
-    return ta_sc_status(ta_sim_launch(m->sim, device, stream, ranges, src ? 2 : 1, -1.0));
+    ta_sim_range ranges[2];
+    int count = 0; /* of those on the device: the host's are no GPU's to touch */
+    if (on_device(dst)) ranges[count++] = (ta_sim_range){(uintptr_t)dst, size, true};
+    if (src && on_device(src))
+        ranges[count++] = (ta_sim_range){(uintptr_t)src, size, false};
+    return ta_sc_status(ta_sim_launch(m->sim, device, stream, ranges, count, -1.0));
 }
 
 /* Zeroes without touching: the whole pages inside go back to the system. False where that

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "../../csrc/core/epoch.h"
 #include "world.h"
 
 static struct {
@@ -20,6 +21,7 @@ static struct {
     ta_stream dead; /* destroyed: naming it is undefined */
     int named_dead;
     ta_stream reused, stands_for; /* a handle that stands for another stream by now */
+    const held *freed_during;     /* a wait for the device, and its mark looked at there */
 } hook;
 
 static ta_status hooked_query(void *self, ta_event event)
@@ -55,8 +57,24 @@ static ta_status hooked_capturing(void *self, int device, ta_stream stream, bool
     return hook.sim->is_capturing(self, device, stream, yes);
 }
 
-static ta_stream stranger; /* a stream that others own */
 static ta_stream_life strangers_life;
+static ta_status hooked_device_wait(void *self, int device)
+{
+    ta_status status = hook.sim->device_wait(self, device);
+    const held *h = hook.freed_during;
+    hook.freed_during = NULL;
+    if (h) {
+        ta_device *d = &hook.w->allocator->device[device];
+        strangers_life = TA_STREAM_EXISTS;
+        ta_test_failed |= ta_free(hook.w->allocator, h->at) != TA_OK;
+        ta_lock_take(&d->pages);
+        for (ta_stream_state *s = d->streams; s; s = s->next) ta_stream_poll(d, s);
+        ta_lock_drop(&d->pages);
+    }
+    return status;
+}
+
+static ta_stream stranger; /* a stream that others own */
 static ta_stream_life lasting(void *context, int device, ta_stream stream)
 {
     (void)context;
@@ -89,6 +107,7 @@ static void open_hooked(world *w, int streams, uint64_t cap)
     hooked.unmap = hooked_unmap;
     hooked.event_record = hooked_record;
     hooked.is_capturing = hooked_capturing;
+    hooked.device_wait = hooked_device_wait;
     CHECK_EQ(ta_allocator_create(&hooked, NULL, &w->allocator), TA_OK);
     CHECK_EQ(ta_add_observer(w->allocator, ta_oracle_observe, w->sim), TA_OK);
     CHECK_EQ(ta_set_stream_life(w->allocator, lasting, NULL), TA_OK);
@@ -289,6 +308,28 @@ TEST(marks_of_a_handle_that_was_another_streams)
     world_use(&w, &c, c.stream, true, 50);
     world_check(&w);
     put(&w, &c);
+    world_close(&w);
+}
+
+/* A mark that was passed while older frees had none says nothing, also not that there is
+ * something to wait for: else who looks for that block's page would look for ever. */
+TEST(mark_passed_during_a_wait_for_the_device)
+{
+    world w;
+    held a, b, c, e;
+    open_hooked(&w, 4, 24 * MiB);
+    stranger = w.stream[0][3];
+    CHECK_EQ(world_alloc(&w, &b, 512, 0, stranger), TA_OK);
+    get(&w, &a, 3, 5000);
+    strangers_life = TA_STREAM_STRANGE;
+    put(&w, &a);
+    hook.freed_during = &b;
+    CHECK_EQ(world_alloc(&w, &c, 20 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK(hook.freed_during == NULL);
+    CHECK_EQ(world_alloc(&w, &e, 4 * MiB, 0, w.stream[0][1]), TA_OK);
+    world_use(&w, &e, e.stream, true, 50);
+    put(&w, &c);
+    put(&w, &e);
     world_close(&w);
 }
 

@@ -153,7 +153,9 @@ def test_every_way_with_and_without_peers(tmp_path: Path) -> None:
     code, found, said = rehearse(tmp_path, WAYS, *options)
     assert code == 0 and found["ranks"] == [], said
     alone = peaks(said)
-    assert {way: alone[0, way] for way in SURE} == {way: together[0, way] for way in SURE}
+    # To a collective's buffer or two: a thread of PyTorch's lets go of them now and then.
+    for way in SURE:
+        assert alone[0, way] == pytest.approx(together[0, way], rel=0.01), way
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -313,7 +313,8 @@ def test_host_memory_is_that_of_the_programs_own_tensors() -> None:
         back = model[0].untyped_storage().cpu()  # as torch.save does
         assert back.nbytes() == 64 << 20
         grown = most() - before
-        assert 64 <= grown <= 1.3 * 64 + 16, grown
+        # Less than 64 where importing torch had taken more for a while.
+        assert grown <= 1.3 * 64 + 16, grown
         numbers = torch.arange(1 << 20).cuda()
         assert torch.equal(numbers.clone().cpu(), torch.arange(1 << 20))
         """
