@@ -445,7 +445,7 @@ TEST(a_crowd_of_random_kills)
     crowd *c = new_crowd(64 * GIB);
     pid_t child[CROWD];
     unsigned seed = 1, kills = 0;
-    int seconds = getenv("TA_TEST_LONG") ? 600 : 20;
+    int seconds = getenv("TA_TEST_LONG") ? 600 : 8;
     for (int i = 0; i < CROWD; i++) child[i] = start_in_a_crowd(seed++);
     time_t end = time(NULL) + seconds;
     while (time(NULL) < end && !atomic_load(&c->over) && !atomic_load(&c->failed)) {
@@ -460,8 +460,8 @@ TEST(a_crowd_of_random_kills)
     for (int i = 0; i < CROWD; i++) CHECK_EQ(exit_code(child[i]), 1000 + SIGKILL);
     CHECK_EQ(atomic_load(&c->over), 0);
     CHECK_EQ(atomic_load(&c->failed), 0);
-    CHECK(kills > 50);
-    CHECK(atomic_load(&c->grown) > 1000);
+    CHECK(kills > 20);
+    CHECK(atomic_load(&c->grown) > 200);
     ta_ledger *l = join(&nobody);
     CHECK(l != NULL);
     CHECK_EQ(reserve(l, 64 * GIB, 64 * GIB), TA_OK); /* all of it, at once */

@@ -12,7 +12,7 @@
 #define SLOTS 2
 #define CAP 2
 #ifndef KILLS
-#define KILLS 2
+#define KILLS 1
 #endif
 
 byte growth;          /* who holds the lock on the growth byte: number + 1; 0: nobody */
