@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +18,7 @@
 #define NAME_BYTES 160
 #define NO_REPLACE 1u /* RENAME_NOREPLACE */
 
-__attribute__((format(printf, 2, 3))) static ta_status refuse(char *why,
-                                                              const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(why, TA_LEDGER_WHY, format, arguments);
-    va_end(arguments);
-    return TA_INVALID;
-}
+#define REFUSE(why, ...) (snprintf(why, TA_LEDGER_WHY, __VA_ARGS__), TA_INVALID)
 
 bool ta_ledger_pread(int fd, void *to, size_t size, off_t at)
 {
@@ -76,19 +67,19 @@ static ta_status open_directory(const char *path, int *fd, struct stat *about, c
 {
     *fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (*fd < 0)
-        return refuse(why, "%s: %s", path,
+        return REFUSE(why, "%s: %s", path,
                       errno == ELOOP || errno == ENOTDIR ? "is a link, or no directory"
                                                          : strerror(errno));
-    if (fstat(*fd, about) != 0) return refuse(why, "%s: %s", path, strerror(errno));
+    if (fstat(*fd, about) != 0) return REFUSE(why, "%s: %s", path, strerror(errno));
     bool roots = about->st_uid == 0;
     if (!roots && about->st_uid != geteuid())
-        return refuse(why, "%s belongs to uid %u, neither root nor us", path,
+        return REFUSE(why, "%s belongs to uid %u, neither root nor us", path,
                       about->st_uid);
     if (about->st_mode & S_IWOTH)
-        return refuse(why, "%s is writable by everybody (mode %03o)", path,
+        return REFUSE(why, "%s is writable by everybody (mode %03o)", path,
                       about->st_mode & 0777);
     if (!roots && about->st_mode & S_IWGRP)
-        return refuse(why, "%s is ours, but writable by its group (mode %03o)", path,
+        return REFUSE(why, "%s is ours, but writable by its group (mode %03o)", path,
                       about->st_mode & 0777);
     return TA_OK;
 }
@@ -98,29 +89,29 @@ static ta_status sound(int fd, const char *name, const char *gpu,
 {
     struct stat about;
     ta_ledger_head head;
-    if (fstat(fd, &about) != 0) return refuse(why, "%s: %s", name, strerror(errno));
-    if (!S_ISREG(about.st_mode)) return refuse(why, "%s is no regular file", name);
+    if (fstat(fd, &about) != 0) return REFUSE(why, "%s: %s", name, strerror(errno));
+    if (!S_ISREG(about.st_mode)) return REFUSE(why, "%s is no regular file", name);
     if (about.st_nlink != 1)
-        return refuse(why, "%s has %ju names (hard links)", name,
+        return REFUSE(why, "%s has %ju names (hard links)", name,
                       (uintmax_t)about.st_nlink);
     bool shared = directory->st_uid == 0 && about.st_gid == directory->st_gid;
     if (about.st_uid != 0 && about.st_uid != geteuid() && !shared)
-        return refuse(why, "%s belongs to uid %u, neither root nor us", name,
+        return REFUSE(why, "%s belongs to uid %u, neither root nor us", name,
                       about.st_uid);
     if (about.st_mode & S_IRWXO)
-        return refuse(why, "%s is open to everybody (mode %03o)", name,
+        return REFUSE(why, "%s is open to everybody (mode %03o)", name,
                       about.st_mode & 0777);
     if (!ta_ledger_pread(fd, &head, sizeof head, 0) || head.magic != TA_LEDGER_MAGIC)
-        return refuse(why, "%s is no ledger", name);
+        return REFUSE(why, "%s is no ledger", name);
     if (head.layout != TA_LEDGER_LAYOUT || head.slots != TA_LEDGER_SLOTS ||
         about.st_size != (off_t)sizeof(ta_ledger_file))
-        return refuse(why,
+        return REFUSE(why,
                       "%s has layout %u, %u slots and %jd bytes; this version of "
                       "torcharena has layout %u, %u and %zu",
                       name, head.layout, head.slots, (intmax_t)about.st_size,
                       TA_LEDGER_LAYOUT, TA_LEDGER_SLOTS, sizeof(ta_ledger_file));
     if (strncmp(head.gpu, gpu, sizeof head.gpu) != 0)
-        return refuse(why, "%s is the ledger of another GPU", name);
+        return REFUSE(why, "%s is the ledger of another GPU", name);
     return TA_OK;
 }
 
@@ -156,19 +147,19 @@ static ta_status make(int directory, const struct stat *about, const char *name,
         close(fd);
     }
     free(blank);
-    return ok ? TA_OK : refuse(why, "%s cannot be made: %s", name, strerror(error));
+    return ok ? TA_OK : REFUSE(why, "%s cannot be made: %s", name, strerror(error));
 }
 
 ta_status ta_ledger_open(const char *directory, const char *gpu, bool make_it, int *fd,
                          char why[TA_LEDGER_WHY])
 {
     char name[NAME_BYTES];
-    struct stat about;
+    struct stat about = {0};
     int place = -1;
     *fd = -1;
     *why = 0;
     if (!*gpu || strlen(gpu) >= TA_LEDGER_TEXT || strchr(gpu, '/') || *gpu == '.')
-        return refuse(why, "%.80s is no UUID of a GPU", gpu);
+        return REFUSE(why, "%.80s is no UUID of a GPU", gpu);
     snprintf(name, sizeof name, "%s.ledger", gpu);
     ta_status status = open_directory(directory, &place, &about, why);
     for (int tries = 0; !status && *fd < 0 && tries < 3; tries++) {
@@ -178,10 +169,10 @@ ta_status ta_ledger_open(const char *directory, const char *gpu, bool make_it, i
             if (!make_it) break;
             status = make(place, &about, name, gpu, why);
         } else if (*fd < 0)
-            status = refuse(why, "%s: %s", name,
+            status = REFUSE(why, "%s: %s", name,
                             errno == ELOOP ? "is a link" : strerror(errno));
     }
-    if (!status && *fd < 0 && make_it) status = refuse(why, "%s comes and goes", name);
+    if (!status && *fd < 0 && make_it) status = REFUSE(why, "%s comes and goes", name);
     if (!status && *fd >= 0) status = sound(*fd, name, gpu, &about, why);
     if (place >= 0) close(place);
     if (status && *fd >= 0) {
