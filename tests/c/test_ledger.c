@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -344,6 +345,137 @@ TEST(a_stopped_process_hangs_nobody)
     ta_ledger_leave(l);
     close(stop_pipe[0]);
     close(stop_pipe[1]);
+    close_directory();
+}
+
+/* --- files that are not to be trusted ------------------------------------------------------ */
+static char ledger_path[256];
+
+/* A sound ledger that nobody uses, to be spoilt. */
+static int spoil(void)
+{
+    path_of(ledger_path, sizeof ledger_path);
+    unlink(ledger_path);
+    ta_ledger_leave(join(&nobody));
+    return open(ledger_path, O_RDWR);
+}
+/* Refused, saying so, by who would join and by who only reads. */
+static void refused_for(const char *reason)
+{
+    ta_ledger *l = NULL;
+    ta_ledger_row row;
+    size_t count = 77;
+    CHECK_EQ(ta_ledger_join(directory, GPU, &nobody, &l, why), TA_INVALID);
+    CHECK(l == NULL);
+    if (!strstr(why, reason)) TA_TEST_FAIL("\"%s\" does not say \"%s\"", why, reason);
+    CHECK_EQ(ta_ledger_read(directory, GPU, &row, 1, &count, why), TA_INVALID);
+    CHECK_EQ(count, 0);
+}
+
+TEST(hostile_files)
+{
+    open_directory();
+    char aside[300];
+    ta_ledger_head head;
+    int fd = spoil();
+    CHECK(fd >= 0);
+    snprintf(aside, sizeof aside, "%s.aside", ledger_path);
+
+    CHECK_EQ(rename(ledger_path, aside), 0);
+    CHECK_EQ(symlink(aside, ledger_path), 0);
+    refused_for("is a link");
+    unlink(ledger_path);
+    CHECK_EQ(link(aside, ledger_path), 0);
+    refused_for("hard links");
+    unlink(aside);
+    close(fd);
+
+    unlink(ledger_path);
+    CHECK_EQ(mkfifo(ledger_path, 0600), 0);
+    refused_for("no regular file");
+
+    fd = spoil();
+    CHECK_EQ(fchmod(fd, 0604), 0);
+    refused_for("open to everybody (mode 604)");
+    if (geteuid() == 0) {
+        CHECK_EQ(fchmod(fd, 0600), 0);
+        CHECK_EQ(fchown(fd, 12345, 12345), 0);
+        refused_for("belongs to uid 12345");
+    }
+    close(fd);
+
+    fd = spoil();
+    CHECK_EQ(ftruncate(fd, 5000), 0);
+    refused_for("5000 bytes");
+    CHECK_EQ(ftruncate(fd, 0), 0);
+    refused_for("is no ledger");
+    close(fd);
+
+    fd = spoil();
+    CHECK(ta_ledger_pread(fd, &head, sizeof head, 0));
+    head.layout = 0;
+    CHECK(ta_ledger_pwrite(fd, &head, sizeof head, 0));
+    refused_for("has layout 0");
+    head.layout = TA_LEDGER_LAYOUT;
+    head.gpu[4] ^= 1;
+    CHECK(ta_ledger_pwrite(fd, &head, sizeof head, 0));
+    refused_for("of another GPU");
+    close(fd);
+    close_directory();
+}
+
+TEST(hostile_directories)
+{
+    open_directory();
+    char link_to[80];
+    ta_ledger *l = NULL;
+    CHECK_EQ(chmod(directory, 0777), 0);
+    CHECK_EQ(ta_ledger_join(directory, GPU, &nobody, &l, why), TA_INVALID);
+    CHECK(strstr(why, "writable by everybody (mode 777)"));
+    CHECK_EQ(chmod(directory, 0700), 0);
+    snprintf(link_to, sizeof link_to, "%s.link", directory);
+    CHECK_EQ(symlink(directory, link_to), 0);
+    CHECK_EQ(ta_ledger_join(link_to, GPU, &nobody, &l, why), TA_INVALID);
+    CHECK(strstr(why, "is a link"));
+    unlink(link_to);
+    CHECK_EQ(ta_ledger_join("/tmp/nowhere/at/all", GPU, &nobody, &l, why), TA_INVALID);
+    CHECK(strstr(why, "No such file"));
+    const char *const names[] = {"", "../x", ".x", "a/b"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        CHECK_EQ(ta_ledger_join(directory, names[i], &nobody, &l, why), TA_INVALID);
+        CHECK(strstr(why, "no UUID"));
+    }
+    if (geteuid() == 0) {
+        CHECK_EQ(chown(directory, 12345, 12345), 0);
+        CHECK_EQ(ta_ledger_join(directory, GPU, &nobody, &l, why), TA_INVALID);
+        CHECK(strstr(why, "belongs to uid 12345"));
+        CHECK_EQ(chown(directory, 0, 0), 0);
+    }
+    CHECK(l == NULL);
+    close_directory();
+}
+
+/* While it is in use: an error, never a crash, and nothing is granted. */
+TEST(truncated_and_overwritten_under_us)
+{
+    open_directory();
+    ta_ledger *l = join(&nobody);
+    CHECK(l != NULL);
+    path_of(ledger_path, sizeof ledger_path);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_OK);
+    int fd = open(ledger_path, O_RDWR);
+    CHECK(fd >= 0);
+    ta_ledger_word lie = {0, 0};
+    CHECK(ta_ledger_pwrite(fd, &lie, sizeof lie, offsetof(ta_ledger_file, words)));
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
+    CHECK(strstr(why, "overwritten"));
+    CHECK_EQ(ta_ledger_held(l), GIB);
+    CHECK_EQ(ftruncate(fd, 4096), 0);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
+    CHECK(strstr(why, "truncated"));
+    ta_ledger_release(l, GIB);
+    ta_ledger_leave(l);
+    close(fd);
     close_directory();
 }
 
