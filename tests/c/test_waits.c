@@ -21,7 +21,7 @@ static struct {
     ta_stream dead; /* destroyed: naming it is undefined */
     int named_dead;
     ta_stream reused, stands_for; /* a handle that stands for another stream by now */
-    const held *freed_during;     /* a wait for the device, and its mark looked at there */
+    const held *freed_during; /* a wait for the device, and its mark looked at there */
 } hook;
 
 static ta_status hooked_query(void *self, ta_event event)
