@@ -99,19 +99,19 @@ static ta_status take(ta_ledger *l, char *why)
     if (ta_ledger_locked(l->fd, TA_LEDGER_WAITING)) sleep_us(2 * LONGEST_PAUSE_US);
     for (int tries = 0;; tries++) {
         if (!atomic_flag_test_and_set_explicit(&l->busy, memory_order_acquire)) {
-            if (ta_ledger_lock(l->fd, TA_LEDGER_GROWTH, F_WRLCK)) break;
+            if (ta_byte_lock(l->fd, TA_LEDGER_GROWTH, F_WRLCK, false)) break;
             atomic_flag_clear_explicit(&l->busy, memory_order_release); /* for releases */
         }
-        if (!waiting) waiting = ta_ledger_lock(l->fd, TA_LEDGER_WAITING, F_RDLCK);
+        if (!waiting) waiting = ta_byte_lock(l->fd, TA_LEDGER_WAITING, F_RDLCK, false);
         if (ta_now_us() > until) {
-            if (waiting) ta_ledger_lock(l->fd, TA_LEDGER_WAITING, F_UNLCK);
+            if (waiting) ta_byte_lock(l->fd, TA_LEDGER_WAITING, F_UNLCK, false);
             return fail(why, TA_NOT_READY,
                         "the ledger's lock was kept by another process for 2 seconds: is "
                         "one stopped?");
         }
         pause_a_little(tries);
     }
-    if (waiting) ta_ledger_lock(l->fd, TA_LEDGER_WAITING, F_UNLCK);
+    if (waiting) ta_byte_lock(l->fd, TA_LEDGER_WAITING, F_UNLCK, false);
     step("locked");
     return TA_OK;
 }
@@ -119,7 +119,7 @@ static ta_status take(ta_ledger *l, char *why)
 static void drop(ta_ledger *l)
 {
     step("before unlock");
-    ta_ledger_lock(l->fd, TA_LEDGER_GROWTH, F_UNLCK);
+    ta_byte_lock(l->fd, TA_LEDGER_GROWTH, F_UNLCK, false);
     atomic_flag_clear_explicit(&l->busy, memory_order_release);
 }
 
@@ -153,7 +153,7 @@ static ta_status claim(ta_ledger *l, char *why)
     if (status) return status;
     l->slot = -1;
     for (int i = 0; i < TA_LEDGER_SLOTS && l->slot < 0; i++)
-        if (ta_ledger_lock(l->fd, TA_LEDGER_SLOT(i), F_WRLCK)) l->slot = i;
+        if (ta_byte_lock(l->fd, TA_LEDGER_SLOT(i), F_WRLCK, false)) l->slot = i;
     step("slot locked");
     ta_ledger_word word = {0, l->tenant};
     if (l->slot < 0)
@@ -234,12 +234,12 @@ static void sweep(ta_ledger *l, ta_ledger_word *words)
     for (int i = 0; i < TA_LEDGER_SLOTS; i++) {
         if (!words[i].bytes || i == l->slot) continue;
         if (ta_ledger_locked(l->fd, TA_LEDGER_SLOT(i))) continue;
-        if (!ta_ledger_lock(l->fd, TA_LEDGER_SLOT(i), F_WRLCK)) continue;
+        if (!ta_byte_lock(l->fd, TA_LEDGER_SLOT(i), F_WRLCK, false)) continue;
         step("sweeping");
         if (ta_ledger_pwrite(l->fd, &nothing, sizeof nothing, word_at(i)))
             words[i] = nothing;
         step("swept");
-        ta_ledger_lock(l->fd, TA_LEDGER_SLOT(i), F_UNLCK);
+        ta_byte_lock(l->fd, TA_LEDGER_SLOT(i), F_UNLCK, false);
     }
 }
 

@@ -40,26 +40,10 @@ bool ta_ledger_pwrite(int fd, const void *from, size_t size, off_t at)
     return true;
 }
 
-static struct flock one(off_t byte, short type)
-{
-    return (struct flock){
-        .l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-}
-
-bool ta_ledger_lock(int fd, off_t byte, short type)
-{
-    struct flock lock = one(byte, type);
-    int result;
-    do result = fcntl(fd, F_OFD_SETLK, &lock);
-    while (result != 0 && errno == EINTR);
-    return result == 0;
-}
-
 bool ta_ledger_locked(int fd, off_t byte)
 {
-    struct flock lock = one(byte, F_WRLCK);
     /* A failure is taken for a lock: then nobody's bytes are lost. */
-    return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    return ta_byte_locked(fd, byte) != 0;
 }
 
 /* --- trust ------------------------------------------------------------------------------ */

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include "byte_lock.h"
 #include "ledger.h"
 
 #define TA_LEDGER_MAGIC 0x31474c4152434154u /* "TACRALG1" in memory */
@@ -46,10 +47,7 @@ typedef struct ta_ledger_file {
  * the status TA_OK where there is none and none was to be made. */
 ta_status ta_ledger_open(const char *directory, const char *gpu, bool make, int *fd,
                          char why[TA_LEDGER_WHY]);
-/* Takes (F_WRLCK, or F_RDLCK beside others) or drops (F_UNLCK) the lock on one byte; false
- * where another has it. */
-bool ta_ledger_lock(int fd, off_t byte, short type);
-/* Another open file holds a lock on the byte. */
+/* Another open file holds a lock on the byte, or that cannot be known. */
 bool ta_ledger_locked(int fd, off_t byte);
 /* The whole of it, or false. Interrupted calls go on. */
 bool ta_ledger_pread(int fd, void *to, size_t size, off_t at);

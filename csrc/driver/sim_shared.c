@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../core/byte_lock.h"
 #include "sim_internal.h"
 
 #define SLOTS 1024
@@ -38,21 +39,10 @@ struct ta_sim_shared {
     card *card;
 };
 
-static bool lock_byte(int fd, off_t at, short type, bool wait)
-{
-    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
-    int result;
-    do result = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
-    while (result != 0 && errno == EINTR);
-    return result == 0;
-}
-
 static bool is_owned(const struct ta_sim_shared *shared, int slot)
 {
     if (slot == shared->slot) return true;
-    struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SLOT_BYTE(slot), .l_len = 1};
-    return fcntl(shared->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return ta_byte_locked(shared->fd, SLOT_BYTE(slot)) == 1;
 }
 
 /* Exact, or too high by what was lowered meanwhile. Under the commit lock. */
@@ -69,9 +59,9 @@ static uint64_t sum_owned(struct ta_sim_shared *shared)
 uint64_t ta_sim_shared_total(struct ta_sim_shared *shared)
 {
     /* Without the lock, words read one after another could add up to what never was. */
-    const bool locked = lock_byte(shared->fd, COMMIT_BYTE, F_WRLCK, true);
+    const bool locked = ta_byte_lock(shared->fd, COMMIT_BYTE, F_WRLCK, true);
     const uint64_t total = sum_owned(shared);
-    if (locked) lock_byte(shared->fd, COMMIT_BYTE, F_UNLCK, true);
+    if (locked) ta_byte_lock(shared->fd, COMMIT_BYTE, F_UNLCK, true);
     return total;
 }
 
@@ -85,7 +75,7 @@ static ta_status join_card(struct ta_sim_shared *shared, uint64_t memory)
     }
     if (atomic_load(&c->memory) != memory) return TA_INVALID;
     for (int i = 0; i < SLOTS; i++)
-        if (lock_byte(shared->fd, SLOT_BYTE(i), F_WRLCK, false)) {
+        if (ta_byte_lock(shared->fd, SLOT_BYTE(i), F_WRLCK, false)) {
             atomic_store(&c->used[i], 0);
             shared->slot = i;
             return TA_OK;
@@ -97,7 +87,7 @@ static ta_status open_card(struct ta_sim_shared *shared, const char *path,
                            uint64_t memory)
 {
     shared->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (shared->fd < 0 || !lock_byte(shared->fd, COMMIT_BYTE, F_WRLCK, true))
+    if (shared->fd < 0 || !ta_byte_lock(shared->fd, COMMIT_BYTE, F_WRLCK, true))
         return TA_DRIVER;
     struct stat status;
     if (fstat(shared->fd, &status) != 0 ||
@@ -109,7 +99,7 @@ static ta_status open_card(struct ta_sim_shared *shared, const char *path,
     madvise(c, sizeof *c, MADV_DONTFORK);
     shared->card = c;
     ta_status joined = join_card(shared, memory);
-    lock_byte(shared->fd, COMMIT_BYTE, F_UNLCK, true);
+    ta_byte_lock(shared->fd, COMMIT_BYTE, F_UNLCK, true);
     return joined;
 }
 
@@ -149,7 +139,7 @@ void ta_sim_shared_forked(struct ta_sim_shared *shared)
 bool ta_sim_shared_raise(struct ta_sim_shared *shared, uint64_t mine)
 {
     card *c = shared->card;
-    if (!lock_byte(shared->fd, COMMIT_BYTE, F_WRLCK, true)) return false;
+    if (!ta_byte_lock(shared->fd, COMMIT_BYTE, F_WRLCK, true)) return false;
     const uint64_t memory = atomic_load(&c->memory);
     /* Words of the dead are asked about only where they would stand in the way. */
     uint64_t others = 0;
@@ -159,7 +149,7 @@ bool ta_sim_shared_raise(struct ta_sim_shared *shared, uint64_t mine)
         others = sum_owned(shared) - atomic_load(&c->used[shared->slot]);
     const bool fits = mine <= memory && others <= memory - mine;
     if (fits) atomic_store(&c->used[shared->slot], mine);
-    lock_byte(shared->fd, COMMIT_BYTE, F_UNLCK, true);
+    ta_byte_lock(shared->fd, COMMIT_BYTE, F_UNLCK, true);
     return fits;
 }
 

@@ -153,7 +153,7 @@ def announcement() -> str:
     import torch
 
     bytes_, source = keeper().limit(device_index(None))
-    page = sizes.format_size(state.current.page or (4 << 20))
+    page = sizes.format_size(state.current.page or state.DEFAULT_PAGE)
     if bytes_ is None:
         return f"no cap, pages of {page}"
     name = torch.cuda.get_device_name(device_index(None))

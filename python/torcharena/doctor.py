@@ -14,10 +14,10 @@ from typing import Any
 from . import __version__, settings
 from .loading import core
 from .sizes import format_size
+from .state import DEFAULT_PAGE
 
 __all__ = ["Finding", "Report", "examine"]
 
-_PAGE = 4 << 20  # bytes; the library's default
 _CUDNN = 90800  # the first that answers for a card that is only described
 _SIGNS = {"good": "ok", "note": "--", "bad": "NO"}
 
@@ -282,7 +282,7 @@ def _settings() -> dict[str, Any]:
 
 def _plan(facts: dict[str, Any], wanted: dict[str, Any]) -> str:
     """What the allocator would do on this device."""
-    page = wanted.get("page") or max(_PAGE, facts["granularity"])
+    page = wanted.get("page") or max(DEFAULT_PAGE, facts["granularity"])
     total = facts["total"]
     cap, source = wanted.get("limit"), "TORCHARENA_LIMIT"
     if cap is None:

@@ -197,18 +197,24 @@ def _is_plain(source: Any, target: Any) -> bool:
 
 
 # --- benchmarks ---------------------------------------------------------------------------
+def _first_round(call: Callable[[], Any], buffer_bytes: int) -> None:
+    """With the memory that a benchmark takes, and twice, as it warms up first."""
+    import torch
+
+    call()
+    buffer = torch.empty(buffer_bytes // 4, dtype=torch.int, device="cuda")
+    call()
+    del buffer
+
+
 def _no_benchmarks(benchmarking: Any) -> None:
     """Inductor's own."""
     kind = getattr(benchmarking, "InductorBenchmarker", None)
     if kind is None or not hasattr(kind, "L2_cache_size"):
         return
-    import torch
 
     def benchmark_gpu(self: Any, _callable: Any, *_: Any, **how: Any) -> Any:
-        _callable()
-        buffer = torch.empty(self.L2_cache_size // 4, dtype=torch.int, device="cuda")
-        _callable()
-        del buffer
+        _first_round(_callable, self.L2_cache_size)
         return [_MILLISECONDS] if how.get("return_mode") == "all" else _MILLISECONDS
 
     kind.benchmark_gpu = benchmark_gpu
@@ -218,14 +224,10 @@ def _no_benchmarks_of_triton(testing: Any) -> None:
     """`triton.testing.do_bench`, by which kernels with ``@triton.autotune`` choose."""
     if not hasattr(testing, "do_bench"):
         return
-    import torch
 
     @functools.wraps(testing.do_bench)
     def do_bench(fn: Any, *_: Any, **how: Any) -> Any:
-        fn()
-        buffer = torch.empty(_L2 // 4, dtype=torch.int, device="cuda")
-        fn()
-        del buffer
+        _first_round(fn, _L2)
         quantiles = how.get("quantiles")
         if quantiles:
             return (

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import traces
+from ..state import DEFAULT_PAGE
 from .cards import Card
 from .launch import Run
 
@@ -36,7 +37,6 @@ TOO_CLOSE = "too close to tell"
 CANNOT_TELL = "cannot tell"
 FAILED = "the script failed"
 _CODES = {FITS: 0, FAILED: 1, DOES_NOT_FIT: 3, TOO_CLOSE: 4, CANNOT_TELL: 4}
-_PAGE = 4 << 20
 # How far a simulated peak may be from a GPU's (docs/rehearsal.md has the measurements).
 _INEXACT = {"arena": 0.01, "expandable": 0.02, "native": 0.02}
 
@@ -118,20 +118,20 @@ def _smallest(trace: str, until: float) -> int | None:
     (free,) = traces.replay(trace)
     if free["oom"] or not free["events"]:
         return None
-    low = free["peak_requested"] // _PAGE  # pages that are too few, but for luck
-    high = -(-free["peak_reserved"] // _PAGE)
-    while not _replays(trace, high * _PAGE):
+    low = free["peak_requested"] // DEFAULT_PAGE  # pages that are too few, but for luck
+    high = -(-free["peak_reserved"] // DEFAULT_PAGE)
+    while not _replays(trace, high * DEFAULT_PAGE):
         high += max(1, high // 100)
         if time.monotonic() > until:
             return None
     low = min(low, high - 1)
     while high - low > 1 and time.monotonic() < until:
         middle = (low + high) // 2
-        if _replays(trace, middle * _PAGE):
+        if _replays(trace, middle * DEFAULT_PAGE):
             high = middle
         else:
             low = middle
-    return high * _PAGE
+    return high * DEFAULT_PAGE
 
 
 def peak_step(run: Run) -> int | None:
