@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -76,8 +77,9 @@ class Watch:
         self.pid = os.getpid()
         self.torch: Any = None
         self.mode: Any = None
-        self.steps: dict[int, int] = {}  # by optimizer: a GAN has two
-        self.optimizers: dict[int, Any] = {}
+        self.steps: list[int] = []  # of each optimizer: a GAN has two
+        # Its place in `steps`. Held weakly: what the program lets go of must go.
+        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.moved_at = 0  # step in which the peak last moved
         self.peak = 0
         self.seen: set[str] = set()
@@ -98,6 +100,7 @@ class Watch:
             from .. import installing
 
             installing.enable_from_environment()
+            compiling.without_trees()
         else:
             if self.job.limit is not None:
                 later(self.cap)
@@ -165,10 +168,11 @@ class Watch:
         """After every optimizer's step."""
         if os.getpid() != self.pid:
             return
-        key = id(optimizer)
-        self.optimizers[key] = optimizer
-        self.steps[key] = self.steps.get(key, 0) + 1
-        step = max(self.steps.values())
+        key = self.optimizers.setdefault(optimizer, len(self.steps))
+        if key == len(self.steps):
+            self.steps.append(0)
+        self.steps[key] += 1
+        step = max(self.steps)
         if self.steps[key] < step or not self.torch.cuda.is_initialized():
             return
         if "safetensors.torch" in sys.modules:
@@ -220,7 +224,7 @@ class Watch:
     def analyse(self, step: int | None) -> None:
         self.analysed = self.peak
         try:
-            found = places.holders(self.torch, list(self.optimizers.values()))
+            found = places.holders(self.torch, list(self.optimizers))
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             found = {"problem": f"{type(error).__name__}: {error}"}
         found["step"] = step
@@ -233,10 +237,8 @@ class Watch:
         """Called by torch's allocator before it raises."""
         self.oom = {"device": device, "wanted": wanted, "stack": self.stack(None)}
         try:
-            self.holders = places.holders(
-                self.torch, list(self.optimizers.values()), now=True
-            )
-            self.holders["step"] = max(self.steps.values(), default=0) + 1
+            self.holders = places.holders(self.torch, list(self.optimizers), now=True)
+            self.holders["step"] = max(self.steps, default=0) + 1
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
             pass
 
@@ -352,7 +354,7 @@ class Watch:
             "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
             or os.environ.get("PYTORCH_ALLOC_CONF"),
             "devices": devices,
-            "steps": max(self.steps.values(), default=0),
+            "steps": max(self.steps, default=0),
             "moved_at": self.moved_at,
             "seen": sorted(self.seen),
             "ended": self.ended if last else "killed",
@@ -362,6 +364,7 @@ class Watch:
             "seconds": round(time.monotonic() - self.started, 2),
         }
         result["workspaces"] = _workspaces()
+        result["trees_off"] = compiling.trees_off()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
         if self.job.world_size is not None:

@@ -39,6 +39,7 @@ def _classes(file: str) -> tuple[bool, bool]:
             real.startswith(_LIBRARIES)
             or "/site-packages/" in file
             or "/dist-packages/" in file
+            or "/.cache/" in file  # what libraries generate
         )
         user = bool(file) and not (ours or strange or library or file == "??")
         found = _known[file] = (user, ours)
@@ -204,7 +205,9 @@ def _summary(live: list[_Block]) -> dict[str, Any]:
         known = places.get(id(block.frames))
         if known is None:
             known = places[id(block.frames)] = _place(block.frames)
-        key = (*known, block.kind)
+        # What a kind has in one line is one holder, whichever of its lines made it.
+        within = known[1] if block.kind == "other" else ""
+        key = (known[0], within, block.kind)
         sizes[key] += block.size
         counts[key] += 1
     return {
@@ -260,12 +263,19 @@ def _plumbing(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """As a person would say it: from the working folder, or below site-packages."""
+    """As a person would say it: from the working folder, or below site-packages, or from
+    the program's own folder."""
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
             return file.split(mark, 1)[1]
     here = os.getcwd() + os.sep
     if file.startswith(here):
         return file[len(here) :]
-    prefix = os.path.realpath(sys.prefix) + os.sep
-    return file[len(prefix) :] if file.startswith(prefix) else file
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [os.path.realpath(sys.prefix)]
+    if program and not _classes(program)[1]:
+        folders.append(os.path.dirname(os.path.abspath(program)))
+    for folder in folders:
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :]
+    return file

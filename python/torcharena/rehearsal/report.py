@@ -318,7 +318,9 @@ class Report:
                     f"{name}: the script failed with exit code {run.exit_code}: {error}",
                     width,
                 )
-                if run.output:
+                stack = _stack(run.first("traceback") or [], width)
+                lines += stack
+                if run.output and not stack:
                     lines += [
                         "  " + _shortened(line, width - 2)
                         for line in run.output.splitlines()[-12:]
@@ -358,6 +360,12 @@ class Report:
             if name != "arena" and any(p["arena"] for p in run.processes):
                 lines += _wrapped(
                     f"{name}: the script enables torcharena itself, so this is the arena",
+                    width,
+                )
+            if any(p.get("trees_off") for p in run.processes):
+                lines += _wrapped(
+                    f"{name}: CUDA graphs were captured without graph trees; on a GPU set "
+                    "torch._inductor.config.triton.cudagraph_trees = False for the arena",
                     width,
                 )
             if not run.processes and not run.failed and not run.timed_out:

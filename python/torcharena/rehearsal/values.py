@@ -152,10 +152,10 @@ class _Plan:
             self.kind = _ITEM
         elif name in inside.OPENED:
             self.kind = _OPENED
+        elif name in _INDEXING:  # whose size is that of the indices, once masks are
+            self.kind = _INDEX
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
-        elif name in _INDEXING:
-            self.kind = _INDEX
         elif name in _COPIES:
             self.kind = _COPY
         elif name.startswith(_LEFT_ALONE) or name.startswith("new_empty"):

@@ -1,0 +1,59 @@
+"""Rehearsals of what programs in the wild do besides training one model: each a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import simulated
+from test_rehearse_runs import rehearse
+
+pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+
+ONE_AFTER_ANOTHER = """
+import torch
+def train():
+    model = torch.nn.Linear(2048, 2048).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    rows = torch.randint(0, 512, (64,)).cuda()
+    h = model(torch.randn(512, 2048, device="cuda"))
+    h[rows].sum().backward()
+    optimizer.step()
+for _ in range(3):
+    train()
+"""
+
+
+def test_a_model_that_is_let_go_of_is_gone(tmp_path: Path) -> None:
+    """The watcher keeps no optimizer, nor so its model; integers as indices are no guess; a
+    copy brings the context up, without which cuBLAS warns."""
+    code, found, said = rehearse(tmp_path, ONE_AFTER_ANOTHER, "--allocator", "arena")
+    assert code == 0 and found["steps"] == 1
+    model = 4 * (
+        2048 * 2048 + 2048
+    )  # with its gradient and Adam's two moments, four; and
+    others = 100 << 20  # what the step takes and cuBLAS keeps
+    assert 4 * model < found["peak_requested"] < 4 * model + others
+    assert not [row for row in found["values"]["places"] if row["how"] == "made a size"]
+    assert "no current CUDA context" not in said
+
+
+def test_graph_trees_are_off_under_the_arena(tmp_path: Path) -> None:
+    program = (
+        "import torch\n"
+        "f = torch.compile(lambda x: x + 1, mode='reduce-overhead')\n"
+        "for _ in range(3):\n"
+        "    f(torch.zeros(1 << 20, device='cuda'))\n"
+    )
+    code, found, said = rehearse(tmp_path, program, "--allocator", "arena", "--no-values")
+    assert code == 0 and found["verdict"] == "fits", said
+
+
+def test_what_the_arena_lacks_is_no_failure_of_torchs_own(tmp_path: Path) -> None:
+    program = (
+        "import torch\ntorch.cuda.init()\ntorch._C._cuda_getCheckpointState(0, (0, 1))\n"
+    )
+    code, found, _ = rehearse(tmp_path, program, "--no-values")
+    assert code == 1 and found["runs"][0]["allocator"] == "arena"
+    assert "under torcharena: " in found["runs"][0]["error"]
+    assert [row["allocator"] for row in found["runs"]] == ["arena", "expandable"]
