@@ -8,6 +8,9 @@ import pytest
 import simulated
 from test_rehearse_runs import rehearse
 
+from torcharena.rehearsal import api
+from torcharena.rehearsal.rehearsing import Options
+
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
 ONE_AFTER_ANOTHER = """
@@ -57,3 +60,25 @@ def test_what_the_arena_lacks_is_no_failure_of_torchs_own(tmp_path: Path) -> Non
     assert code == 1 and found["runs"][0]["allocator"] == "arena"
     assert "under torcharena: " in found["runs"][0]["error"]
     assert [row["allocator"] for row in found["runs"]] == ["arena", "expandable"]
+
+
+def test_ranks_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Options] = []
+    monkeypatch.setattr(api, "packed", lambda *_: b"")
+    monkeypatch.setattr(
+        api, "rehearse_command", lambda command, options, **_: asked.append(options)
+    )
+    api.rehearse(print, gpus=2, ranks="all")
+    api.rehearse(print, gpus=8, world_size=64, rank=3)
+    assert [(o.gpus, o.ranks, o.world_size, o.rank) for o in asked] == [
+        (2, "all", None, 0),
+        (8, None, 64, 3),
+    ]
+    monkeypatch.undo()
+    for wrong, why in (
+        ({"ranks": "all"}, "how many GPUs"),
+        ({"rank": 1}, "world_size=N"),
+        ({"ranks": "two", "gpus": 2}, "'all'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            api.rehearse(print, **wrong)

@@ -394,7 +394,7 @@ class Report:
         most = max(rows, key=lambda row: row["peak_requested"])
         names = [o.run.allocator for o in self.outcomes if o.run.ranks]
         lines = _wrapped(
-            f"Rank {most['rank']} asks for most, {format_size(most['peak_requested'])}. Each "
+            f"Rank {most['rank']} asks for most, {_up(most['peak_requested'])}. Each "
             "rank, what it asks for and what is reserved for it:",
             width,
         )
@@ -403,11 +403,11 @@ class Report:
         for row in rows:
             line = (
                 f"{row['rank']:>6}{row['device']:>8}"
-                f"{format_size(row['peak_requested']):>12}{row['steps'] or '':>7}"
+                f"{_up(row['peak_requested']):>12}{row['steps'] or '':>7}"
             )
             for name in names:
                 size = row["peak_reserved"].get(name)
-                line += f"{'' if size is None else format_size(size):>12}"
+                line += f"{'' if size is None else _up(size):>12}"
             lines.append(line)
         return lines
 
