@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import simulated
 from test_rehearse_runs import rehearse
-
 from torcharena.rehearsal import api
 from torcharena.rehearsal.rehearsing import Options
 
