@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,14 +25,15 @@ def train():
     h = model(torch.randn(512, 2048, device="cuda"))
     h[rows].sum().backward()
     optimizer.step()
+    torch.save(optimizer.state_dict(), "state.pt")
 for _ in range(3):
     train()
 """
 
 
 def test_a_model_that_is_let_go_of_is_gone(tmp_path: Path) -> None:
-    """The watcher keeps no optimizer, nor so its model; integers as indices are no guess; a
-    copy brings the context up, without which cuBLAS warns."""
+    """The watcher keeps no optimizer, nor so its model; integers as indices are no guess, nor
+    is what is saved one that decides; a copy brings the context up, without which cuBLAS warns."""
     code, found, said = rehearse(tmp_path, ONE_AFTER_ANOTHER, "--allocator", "arena")
     assert code == 0 and found["steps"] == 1
     model = 4 * (
@@ -36,7 +41,7 @@ def test_a_model_that_is_let_go_of_is_gone(tmp_path: Path) -> None:
     )  # with its gradient and Adam's two moments, four; and
     others = 100 << 20  # what the step takes and cuBLAS keeps
     assert 4 * model < found["peak_requested"] < 4 * model + others
-    assert not [row for row in found["values"]["places"] if row["how"] == "made a size"]
+    assert found["values"]["places"] == []
     assert "no current CUDA context" not in said
 
 
@@ -81,3 +86,40 @@ def test_ranks_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ValueError, match=why):
             api.rehearse(print, **wrong)
+
+
+def test_peaks_that_the_program_resets_count(tmp_path: Path) -> None:
+    program = (
+        "import torch\n"
+        "x = torch.empty(1 << 30, dtype=torch.uint8, device='cuda')\n"
+        "del x\n"
+        "torch.cuda.empty_cache()\n"
+        "torch.cuda.reset_peak_memory_stats()\n"
+        "assert torch.cuda.max_memory_allocated() == 0\n"
+        "y = torch.empty(1 << 20, dtype=torch.uint8, device='cuda')\n"
+    )
+    code, found, _ = rehearse(tmp_path, program, "--allocator", "native", "--no-values")
+    assert code == 0
+    assert found["peak_requested"] == 1 << 30 and found["peak_reserved"] >= 1 << 30
+
+
+def test_a_signal_ends_the_program_too(tmp_path: Path) -> None:
+    """As batch systems and CI send it; nothing stays behind."""
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(300)\n"
+    )
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = dict(
+        os.environ, PYTHONPATH=str(simulated.PACKAGE.parent), TMPDIR=str(temporary)
+    )
+    command = [sys.executable, "-m", "torcharena.rehearsal", str(script)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        program = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(program, 0)
+    assert list(temporary.iterdir()) == []

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -33,6 +34,7 @@ STOP = "stop"  # the file in the job's folder that says that another rank has fa
 _LOOK_EVERY = 0.25  # seconds
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
+_KINDS = ("requested", "allocated", "reserved")
 _WRITE_EVERY = 1.0  # seconds
 _KEPT = 1 << 20  # bytes up to which copies are made where no values are computed
 
@@ -82,6 +84,7 @@ class Watch:
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.moved_at = 0  # step in which the peak last moved
         self.peak = 0
+        self.peaks: dict[tuple[int, str], int] = {}  # that the program has reset since
         self.seen: set[str] = set()
         self.ended = "itself"
         self.oom: dict[str, Any] | None = None
@@ -122,6 +125,9 @@ class Watch:
         else:
             _keep_no_contents()
         compiling.install()
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, self.keeping_peaks(getattr(torch._C, name)))
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
@@ -144,6 +150,16 @@ class Watch:
         if observe is not None:
             observe(self.on_oom)
 
+    def keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        """The program's own reset of the peaks, which are known here nonetheless."""
+
+        def resets(*args: Any) -> Any:
+            if self.torch.cuda.is_initialized():
+                self.devices()
+            return reset(*args)
+
+        return resets
+
     def watch_stages(self) -> None:
         """Evaluations and saves that the program comes to."""
         module = self.torch.nn.Module
@@ -158,8 +174,8 @@ class Watch:
         save = self.torch.save
 
         def watched_save(*args: Any, **kwargs: Any) -> Any:
-            self.seen.add("a save")
-            return save(*args, **kwargs)
+            with self.saving():
+                return save(*args, **kwargs)
 
         self.torch.save = watched_save
 
@@ -203,11 +219,25 @@ class Watch:
             return
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self.seen.add("a save")
-            return save(*args, **kwargs)
+            with self.saving():
+                return save(*args, **kwargs)
 
         watched._watched = True  # type: ignore[attr-defined]
         module.save_file = watched
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within a save."""
+        self.seen.add("a save")
+        guesses = getattr(self.mode, "guesses", None)
+        if guesses is None:
+            yield
+            return
+        guesses.saving += 1
+        try:
+            yield
+        finally:
+            guesses.saving -= 1
 
     def look(self, step: int) -> None:
         """Finds out what holds the peak, where it has just moved or is known to stand."""
@@ -320,15 +350,23 @@ class Watch:
             found.append(
                 {
                     "device": device,
-                    "peak_requested": stats.get("requested_bytes.all.peak", 0),
-                    "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
-                    "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+                    **{
+                        f"peak_{kind}": self.highest(device, kind, stats)
+                        for kind in _KINDS
+                    },
                     "allocations": stats.get("allocation.all.allocated", 0),
                     "retries": stats.get("num_alloc_retries", 0),
                     "ooms": stats.get("num_ooms", 0),
                 }
             )
         return found
+
+    def highest(self, device: int, kind: str, stats: dict[str, int]) -> int:
+        peak = max(
+            self.peaks.get((device, kind), 0), stats.get(f"{kind}_bytes.all.peak", 0)
+        )
+        self.peaks[device, kind] = peak
+        return peak
 
     def write(
         self,
