@@ -88,19 +88,33 @@ def test_ranks_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
             api.rehearse(print, **wrong)
 
 
+RESETS = """
+import torch
+def main():
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    del x
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() < 1 << 30
+main()
+"""
+
+
 def test_peaks_that_the_program_resets_count(tmp_path: Path) -> None:
-    program = (
-        "import torch\n"
-        "x = torch.empty(1 << 30, dtype=torch.uint8, device='cuda')\n"
-        "del x\n"
-        "torch.cuda.empty_cache()\n"
-        "torch.cuda.reset_peak_memory_stats()\n"
-        "assert torch.cuda.max_memory_allocated() == 0\n"
-        "y = torch.empty(1 << 20, dtype=torch.uint8, device='cuda')\n"
-    )
-    code, found, _ = rehearse(tmp_path, program, "--allocator", "native", "--no-values")
+    """And what held one is named at the end, when the optimizer is gone."""
+    code, found, _ = rehearse(tmp_path, RESETS, "--allocator", "native", "--no-values")
     assert code == 0
-    assert found["peak_requested"] == 1 << 30 and found["peak_reserved"] >= 1 << 30
+    assert found["peak_requested"] > 1 << 30 and found["peak_reserved"] > 1 << 30
+    holders = found["holders"]
+    assert holders["requested"] > 1 << 30
+    parameters = 4 * (1024 * 1024 + 1024)
+    assert holders["kinds"]["parameters"] == parameters
+    assert holders["kinds"]["optimizer state"] == parameters
+    assert holders["places"][0]["place"] == "program.py:8 main"
 
 
 def test_a_signal_ends_the_program_too(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ _LOOK_EVERY = 0.25  # seconds
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
 _KINDS = ("requested", "allocated", "reserved")
+_GROWN = 1.02  # times the peak that was looked at: worth another look
 _WRITE_EVERY = 1.0  # seconds
 _KEPT = 1 << 20  # bytes up to which copies are made where no values are computed
 
@@ -90,6 +91,7 @@ class Watch:
         self.oom: dict[str, Any] | None = None
         self.holders: dict[str, Any] | None = None
         self.analysed = 0
+        self.labels: places.Labels = {}
         self.written = 0.0
         self.over = threading.Event()
         self.lock = threading.Lock()
@@ -247,14 +249,14 @@ class Watch:
         if known is not None:
             if step != known:
                 return
-        elif self.peak < self.analysed * 1.02 or self.moved_at != step:
+        elif self.peak < self.analysed * _GROWN or self.moved_at != step:
             return
         self.analyse(step)
 
     def analyse(self, step: int | None) -> None:
         self.analysed = self.peak
         try:
-            found = places.holders(self.torch, list(self.optimizers))
+            found = places.holders(self.torch, list(self.optimizers), self.labels)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             found = {"problem": f"{type(error).__name__}: {error}"}
         found["step"] = step
@@ -267,7 +269,9 @@ class Watch:
         """Called by torch's allocator before it raises."""
         self.oom = {"device": device, "wanted": wanted, "stack": self.stack(None)}
         try:
-            self.holders = places.holders(self.torch, list(self.optimizers), now=True)
+            self.holders = places.holders(
+                self.torch, list(self.optimizers), self.labels, now=True
+            )
             self.holders["step"] = max(self.steps, default=0) + 1
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
             pass
@@ -317,7 +321,7 @@ class Watch:
         initialised = self.torch.cuda.is_initialized()
         if self.job.places and self.job.allocator != "arena" and initialised:
             self.peak = max(self.peak, self.peak_requested())
-            grown = self.peak > self.analysed and self.job.peak_step is None
+            grown = self.peak > self.analysed * _GROWN and self.job.peak_step is None
             if self.oom is None and (grown or self.holders is None):
                 self.analyse(None)
         if self.job.allocator == "arena":
@@ -336,7 +340,7 @@ class Watch:
 
     def peak_requested(self) -> int:
         return max(
-            self.torch.cuda.memory_stats(d).get("requested_bytes.all.peak", 0)
+            self.highest(d, "requested", self.torch.cuda.memory_stats(d))
             for d in range(self.torch.cuda.device_count())
         )
 

@@ -15,7 +15,7 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
-__all__ = ["frame", "holders", "is_ours", "is_users", "start"]
+__all__ = ["Labels", "frame", "holders", "is_ours", "is_users", "start"]
 
 EVENTS = 100_000  # of the history; at some 100 bytes each, and a kilobyte an allocation
 SHOWN = 10
@@ -70,6 +70,10 @@ def start(torch: Any) -> None:
     )
 
 
+#: What a block holds, by (device, address, bytes).
+Labels = dict[tuple[int, int, int], str]
+
+
 class _Block:
     __slots__ = ("address", "begin", "end", "frames", "kind", "size")
 
@@ -82,22 +86,27 @@ class _Block:
         self.kind = "other"
 
 
-def holders(torch: Any, optimizers: list[Any], *, now: bool = False) -> dict[str, Any]:
+def holders(
+    torch: Any, optimizers: list[Any], known: Labels, *, now: bool = False
+) -> dict[str, Any]:
     """The device that asked for most: its peak within the history, bytes by kind, and the
-    largest holders by place. ``now``: what lives now, instead of the peak.
+    largest holders by place. ``now``: what lives now, instead of the peak. ``known``: what
+    earlier calls have learnt of optimizers that may be gone by now; it is added to.
 
     Python's collector rests meanwhile: what is made here makes no cycles, and the program's
     own are to be found when they would be without us."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _holders(torch, optimizers, now)
+        return _holders(torch, optimizers, known, now)
     finally:
         if collecting:
             gc.enable()
 
 
-def _holders(torch: Any, optimizers: list[Any], now: bool) -> dict[str, Any]:
+def _holders(
+    torch: Any, optimizers: list[Any], known: Labels, now: bool
+) -> dict[str, Any]:
     snapshot = torch.cuda.memory._snapshot()
     best: dict[str, Any] = {"requested": -1}
     for device, entries in enumerate(snapshot.get("device_traces", [])):
@@ -105,7 +114,7 @@ def _holders(torch: Any, optimizers: list[Any], now: bool) -> dict[str, Any]:
         if not segments and not entries:
             continue
         blocks = _history(segments, entries)
-        _label(torch, device, blocks, optimizers)
+        _label(torch, device, blocks, optimizers, known)
         live, requested = _live(blocks, len(entries), now)
         if requested > best["requested"]:
             best = {
@@ -167,9 +176,13 @@ def _live(blocks: list[_Block], events: int, now: bool) -> tuple[list[_Block], i
     return live, highest
 
 
-def _label(torch: Any, device: int, blocks: list[_Block], optimizers: list[Any]) -> None:
+def _label(
+    torch: Any, device: int, blocks: list[_Block], optimizers: list[Any], known: Labels
+) -> None:
     """Names what the optimizers know: parameters, gradients, their own state."""
     by_address = {b.address: b for b in blocks if b.end < 0}
+    for block in blocks:
+        block.kind = known.get((device, block.address, block.size), block.kind)
 
     def name(tensor: Any, kind: str) -> None:
         if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
@@ -182,8 +195,11 @@ def _label(torch: Any, device: int, blocks: list[_Block], optimizers: list[Any])
         except (RuntimeError, NotImplementedError):
             return
         block = by_address.get(address)
-        if block is not None:
-            block.kind = kind
+        if block is None:
+            return
+        block.kind = kind
+        if kind != "gradients":  # which come and go
+            known[device, address, block.size] = kind
 
     for optimizer in optimizers:
         for values in list(getattr(optimizer, "state", {}).values()):

@@ -38,6 +38,7 @@ _DECIDING = (
     "is_nonzero",
     "equal",
 )
+_REST = "activations and the rest"
 _SEEN = 8  # places of guesses in the text
 _WORKSPACES = {
     "told": "as the real libcudnn says of the card",
@@ -426,9 +427,15 @@ class Report:
         if not found or "places" not in found:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
-        kinds = ", ".join(f"{kind} {_up(size)}" for kind, size in found["kinds"].items())
+        kinds = ", ".join(
+            f"{_REST if kind == 'other' else kind} {_up(size)}"
+            for kind, size in found["kinds"].items()
+            if list(found["kinds"]) != ["other"]
+        )
         what = "was held when memory ran out" if found.get("now") else "holds the peak"
-        lines = _wrapped(f"What {what} ({_up(found['requested'])}{step}): {kinds}", width)
+        lines = _wrapped(
+            f"What {what} ({_up(found['requested'])}{step}): {kinds}".rstrip(), width
+        )
         for row in found["places"]:
             kind = "" if row["kind"] == "other" else f" ({row['kind']})"
             blocks = "block " if row["blocks"] == 1 else "blocks"
