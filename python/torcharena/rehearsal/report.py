@@ -283,15 +283,17 @@ class Report:
 
     def _table(self) -> list[str]:
         lines = [
-            f"{'allocator':<11}{'verdict':<19}{'asked for':>12}{'reserved':>12}"
+            f"{'allocator':<11}{'verdict':<19}{'asked for':>12}{'reserved':>13}"
             f"{'margin':>12}{'steps':>7}{'s':>6}"
         ]
         for outcome in self.outcomes:
             run, said = outcome.run, outcome.verdict
             margin = "" if said.margin is None else _margin(said.margin)
+            more = "> " if run.oom else ""  # it had that much when it asked for more
             lines.append(
-                f"{run.allocator:<11}{said.answer:<19}{_up(run.peak_requested):>12}"
-                f"{_up(run.peak_reserved):>12}{margin:>12}{run.steps or '':>7}"
+                f"{run.allocator:<11}{said.answer:<19}"
+                f"{more + _up(run.peak_requested):>12}{more + _up(run.peak_reserved):>13}"
+                f"{margin:>12}{run.steps or '':>7}"
                 f"{run.seconds:>6.0f}"
             )
         return lines
@@ -299,6 +301,7 @@ class Report:
     def _ends(self, width: int) -> list[str]:
         """How the runs ended, where it was not by themselves and with memory left."""
         lines: list[str] = []
+        before: list[str] = []  # where the run before it ran out
         for outcome in self.outcomes:
             run, said = outcome.run, outcome.verdict
             name = run.allocator
@@ -332,12 +335,17 @@ class Report:
                 needs = (
                     ""
                     if outcome.need is None
-                    else f"; with memory enough it takes {_up(outcome.need)}"
+                    else f" (with memory enough it takes {_up(outcome.need)})"
                 )
+                stack = _stack(oom.get("stack") or [], width)
+                where = "at the same place" if stack and stack == before else "here"
                 lines += _wrapped(
-                    f"{name}: runs out of memory{asked}{needs}, here:", width
+                    f"{name}: runs out of memory {where}{asked}{needs}"
+                    f"{':' if where == 'here' else ''}",
+                    width,
                 )
-                lines += _stack(oom.get("stack") or [], width)
+                lines += stack if where == "here" else []
+                before = stack
             elif said.answer == verdict.TOO_CLOSE:
                 margin = said.margin or 0
                 left = (
@@ -573,9 +581,9 @@ def _is_dispatch(file: str) -> bool:
 def _wanted(oom: dict[str, Any], error: str) -> str:
     """What the request that failed was for, as far as it is known."""
     if oom.get("wanted"):
-        return f" asking for {_up(oom['wanted'])}"
+        return f", asking for {_up(oom['wanted'])}"
     said = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", error)
-    return f" asking for {said[1]}" if said else ""
+    return f", asking for {said[1]}" if said else ""
 
 
 def _seen(run: Run) -> list[dict[str, Any]]:
