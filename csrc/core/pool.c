@@ -29,6 +29,13 @@ bool ta_pools_over(const ta_device *d)
     return false;
 }
 
+static bool is_open(const ta_device *d, const ta_pool *p)
+{
+    const ta_open_pool *o = d->open;
+    while (o && o->pool != p) o = o->next;
+    return o != NULL;
+}
+
 /* While a pool is open the device cannot be waited for, so what earlier ones left is made
  * usable before: else it would pile up where every request comes from some pool. */
 static void settle_earlier(ta_device *d)
@@ -56,7 +63,9 @@ ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
     ta_lock_take(&d->pages);
     while (d->device_waits) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
     ta_pool *p = find(d, id);
-    if (atomic_load(&d->open_count) >= TA_OPEN_POOLS)
+    if (p && is_open(d, p))
+        status = TA_BUSY; /* an end names the pool alone: it could not tell whose it is */
+    else if (atomic_load(&d->open_count) >= TA_OPEN_POOLS)
         status = TA_INVALID;
     else if (!p && (p = calloc(1, sizeof *p))) {
         p->id = id;
@@ -116,9 +125,7 @@ ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context
 /* It takes requests, or one is under way. */
 static bool in_use(const ta_device *d, const ta_pool *p)
 {
-    const ta_open_pool *o = d->open;
-    while (o && o->pool != p) o = o->next;
-    return o || p->users;
+    return is_open(d, p) || p->users;
 }
 
 static bool has_memory(const ta_device *d, const ta_pool *p)

@@ -40,7 +40,8 @@ typedef enum ta_status {
     TA_FORKED = 5,        /* called in a forked child */
     TA_GONE = 6,          /* the driver has shut down: the process is exiting */
     TA_DRIVER = 7,        /* the driver failed otherwise */
-    TA_NO_HOST_MEMORY = 8 /* malloc failed */
+    TA_NO_HOST_MEMORY = 8, /* malloc failed */
+    TA_BUSY = 9            /* in use already */
 } ta_status;
 
 TA_API const char *ta_status_text(ta_status status);
@@ -119,8 +120,9 @@ TA_API ta_status ta_trim(ta_allocator *allocator, int device, uint64_t *released
 
 /* --- CUDA graph pools ---------------------------------------------------------------- */
 /* From begin to end, blocks on the device whose stream the filter accepts belong to the pool
- * `id`. The filter is called from ta_alloc with no lock held. One open pool a device and
- * thread of control, the newest first; at most TA_OPEN_POOLS on a device, then TA_INVALID. */
+ * `id`. The filter is called from ta_alloc with no lock held; of several the newest pool's
+ * is asked first. An id is open at most once on a device, else TA_BUSY; and at most
+ * TA_OPEN_POOLS are, else TA_INVALID. */
 #define TA_OPEN_POOLS 16
 typedef struct ta_pool_id {
     uint64_t a, b;

@@ -41,7 +41,7 @@ static void destroy(cxx_function *filter)
 
 static void refuse(const char *what, int device, const char *why)
 {
-    char text[256];
+    char text[320];
     snprintf(text, sizeof text, "torcharena: %s of a CUDA graph's pool on GPU %d: %s",
              what, device, why);
     ta_throw_error(text);
@@ -52,6 +52,10 @@ static const char *why_not_begun(ta_status status)
     static const char full[] =
         "at most " NUMBER(TA_OPEN_POOLS) " captures and MemPools can be in use at once; "
                                          "end one first";
+    static const char busy[] = "a capture or use_mem_pool allocates to this pool "
+                               "already; wait until it has ended, "
+                               "or take another pool";
+    if (status == TA_BUSY) return busy;
     return status == TA_INVALID ? full : ta_status_text(status);
 }
 

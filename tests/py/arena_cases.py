@@ -526,6 +526,44 @@ def pools() -> None:
     unbroken(gpu)
 
 
+def pool_in_two_threads() -> None:
+    """One pool, two openers: the second is refused, as by torch's own allocator, and the
+    first one's memory goes on coming from the pool."""
+    torcharena.enable()
+    pool = torch.cuda.MemPool()
+    opened, tried = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def other() -> None:
+        with torch.cuda.use_mem_pool(pool):
+            opened.set()
+            tried.wait(60)
+            empty(MIB)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    opened.wait(60)
+    try:
+        with torch.cuda.use_mem_pool(pool):
+            raise AssertionError("opened twice")
+    except RuntimeError as error:
+        said.append(str(error))
+    tried.set()
+    thread.join()
+    assert "allocates to this pool already" in said[0], said
+    with torch.cuda.use_mem_pool(pool):
+        refused("already", lambda: torch.cuda.use_mem_pool(pool).__enter__())
+        inside = empty(50 * MIB)
+    (segment,) = (s for s in pool.snapshot() if s["segment_type"] == "large")
+    assert segment["address"] <= inside.data_ptr()
+    shared = torch.cuda.graph_pool_handle()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+    for captured in graphs:  # one pool, one after the other
+        with torch.cuda.graph(captured, pool=shared):
+            empty(MIB)
+        captured.replay()
+
+
 def graph() -> None:
     torcharena.enable()
     gpu = judged()

@@ -97,6 +97,7 @@ ONE_DEVICE = [
     "snapshot",
     "long_history",
     "pools",
+    "pool_in_two_threads",
     "graph",
     "train",
     "lora",
