@@ -265,6 +265,114 @@ TEST(the_least_of_all_caps_holds)
     world_close(&w);
 }
 
+/* --- what is counted -------------------------------------------------------------------- */
+/* What a live graph pool holds idle serves nobody else: a request that it would take is
+ * refused at sight. Nothing idle is torn down, and it is short by what is missing. */
+TEST(refused_at_sight_where_a_graph_holds_the_rest)
+{
+    world w;
+    held a;
+    void *at, *context;
+    ta_oom oom;
+    const ta_pool_id id = {1, 2};
+    open_hooked(&w, 3, 1 * GiB, 40 * MiB, false);
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 28 * MiB, 0, w.stream[0][2]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    const ta_stats before = world_stats(&w, 0);
+    CHECK_EQ(ta_alloc(w.allocator, 32 * MiB, 0, w.stream[0][1], &at, &oom),
+             TA_OUT_OF_MEMORY);
+    const ta_stats after = world_stats(&w, 0);
+    CHECK_EQ(oom.short_by, 4 * MiB);
+    CHECK_EQ(oom.idle_in_graphs, 12 * MiB);
+    CHECK_EQ(after.calls_unmap, before.calls_unmap);
+    CHECK_EQ(after.page_moves, before.page_moves);
+    CHECK_EQ(after.retry_count, 0);
+    CHECK_EQ(after.oom_count, before.oom_count + 1);
+    CHECK_EQ(after.addresses.current, before.addresses.current);
+    /* What is there to be taken is had, and counts once. */
+    CHECK_EQ(world_alloc(&w, &a, 28 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).retry_count, 1);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 28 * MiB, 0, w.stream[0][1]), TA_OK); /* as it lies */
+    CHECK_EQ(world_stats(&w, 0).retry_count, 1);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    /* Pages kept ready count as had. */
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 44 * MiB, 0, w.stream[0][1], &at, &oom),
+             TA_OUT_OF_MEMORY);
+    CHECK_EQ(oom.short_by, 4 * MiB);
+    CHECK_EQ(world_alloc(&w, &a, 40 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    world_close(&w);
+}
+
+/* Short by what is missing also where it was tried: here an idle page's stream captures. */
+TEST(short_by_what_is_missing)
+{
+    world w;
+    held a, b;
+    void *at;
+    ta_oom oom;
+    ta_sim_graph *graph = NULL;
+    open_hooked(&w, 4, 1 * GiB, 40 * MiB, false);
+    CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 28 * MiB, 0, w.stream[0][2]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    CHECK_EQ(ta_sim_capture_begin(w.sim, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 32 * MiB, 0, w.stream[0][3], &at, &oom),
+             TA_OUT_OF_MEMORY);
+    CHECK_EQ(oom.short_by, 4 * MiB);
+    CHECK_EQ(world_stats(&w, 0).retry_count, 0); /* not served */
+    CHECK_EQ(ta_sim_capture_end(w.sim, 0, w.stream[0][1], &graph), TA_OK);
+    ta_sim_graph_destroy(w.sim, graph);
+    world_close(&w);
+}
+
+/* An open pool sends every request past the device's lock; few of them need a page. */
+TEST(slow_is_what_found_no_memory_ready)
+{
+    world w;
+    held a;
+    void *context;
+    const ta_pool_id id = {1, 2};
+    open_hooked(&w, 2, 1 * GiB, TA_NO_LIMIT, false);
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    const ta_stats before = world_stats(&w, 0);
+    CHECK_EQ(before.slow_allocs, 1);
+    CHECK(before.slow_us > 0);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+        CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    }
+    const ta_stats after = world_stats(&w, 0);
+    CHECK_EQ(after.slow_allocs, 1);
+    CHECK(after.slow_us == before.slow_us);
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    world_close(&w);
+}
+
+/* Addresses that were had for a refused request go with it. */
+TEST(refusals_leave_no_addresses)
+{
+    world w;
+    void *at;
+    open_hooked(&w, 2, 1 * GiB, TA_NO_LIMIT, false);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(ta_alloc(w.allocator, 3 * GiB, 0, w.stream[0][1], &at, NULL),
+                 TA_OUT_OF_MEMORY);
+    CHECK_EQ(world_stats(&w, 0).addresses.current, 0);
+    CHECK_EQ(ta_sim_reserved_addresses(w.sim), 0);
+    world_close(&w);
+}
+
 /* --- out of memory ------------------------------------------------------------------------ */
 TEST(what_an_out_of_memory_says)
 {
