@@ -241,6 +241,22 @@ bool ta_streams_pass(ta_device *d, double most_us)
     return true;
 }
 
+bool ta_streams_empty(ta_device *d)
+{
+    enum { EVENT_US = 50 }; /* an idle GPU has passed a new event by then */
+    const uint64_t tick = atomic_load(&d->tick);
+    const double until = ta_now_us() + EVENT_US;
+    for (ta_stream_state *s = d->streams; s; s = s->next) ta_stream_poll(d, s);
+    for (ta_stream_state *s = d->streams; s; s = s->next)
+        if (s->first || (s->lasts && ta_stream_mark(d, s, tick))) return false;
+    for (ta_stream_state *s = d->streams; s; s = s->next) do
+            ta_stream_poll(d, s);
+        while (s->first && ta_now_us() < until);
+    for (const ta_stream_state *s = d->streams; s; s = s->next)
+        if (s->first) return false;
+    return true;
+}
+
 /* Every other device that is used is waited for, one after the other; false where one cannot
  * be. None of their locks is held meanwhile, nor ours. */
 static bool wait_for_others(ta_device *d)

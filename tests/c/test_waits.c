@@ -12,6 +12,7 @@
 
 static struct {
     const ta_driver *sim;
+    int device_waits;
     int not_ready;  /* so many queries say that nothing is passed */
     int until_take; /* at this query another thread takes what it can */
     ta_stream taker;
@@ -61,6 +62,7 @@ static ta_stream_life strangers_life;
 static ta_status hooked_device_wait(void *self, int device)
 {
     ta_status status = hook.sim->device_wait(self, device);
+    hook.device_waits++;
     const held *h = hook.freed_during;
     hook.freed_during = NULL;
     if (h) {
@@ -411,6 +413,49 @@ TEST(recorded_for_a_stream_of_another_device)
     world_check(&w);
     put(&w, &b);
     CHECK_EQ(ta_free(w.allocator, there.at), TA_OK);
+    world_close(&w);
+}
+
+/* --- beginning a pool ----------------------------------------------------------------- */
+/* One pool after the other, each released with its work still queued. */
+static void pools_in_a_row(world *w, int count)
+{
+    for (int i = 1; i <= count && !ta_test_failed; i++) {
+        held a;
+        void *context;
+        const ta_pool_id id = {(uint64_t)i, 0};
+        CHECK_EQ(ta_pool_begin(w->allocator, 0, id, everything, NULL), TA_OK);
+        get(w, &a, 1, 1e6);
+        CHECK_EQ(ta_pool_end(w->allocator, 0, id, &context), TA_OK);
+        put(w, &a);
+        CHECK_EQ(ta_pool_release(w->allocator, 0, id), TA_OK);
+    }
+}
+
+/* What released pools left is there for later: a begin waits for no stream that is busy. */
+TEST(beginning_a_pool_waits_for_nobody)
+{
+    world w;
+    open_hooked(&w, 3, TA_NO_LIMIT);
+    pools_in_a_row(&w, 8);
+    CHECK_EQ(hook.device_waits, 0);
+    CHECK_EQ(world_stats(&w, 0).waits, 0);
+    CHECK(ta_sim_now_us(w.sim) < 1e6);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 8 * 16 * MiB);
+    ta_sim_advance_us(w.sim, 1e7); /* all is done: the next begin settles it */
+    pools_in_a_row(&w, 1);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 8 * 16 * MiB);
+    world_close(&w);
+}
+
+/* But where the cap leaves less than they hold, it does: inside a pool nobody can. */
+TEST(beginning_a_pool_waits_where_room_is_short)
+{
+    world w;
+    open_hooked(&w, 3, 40 * MiB);
+    pools_in_a_row(&w, 8);
+    CHECK(hook.device_waits >= 1 && hook.device_waits <= 8);
+    CHECK_EQ(world_stats(&w, 0).oom_count, 0);
     world_close(&w);
 }
 

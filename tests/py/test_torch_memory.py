@@ -98,6 +98,7 @@ ONE_DEVICE = [
     "long_history",
     "pools",
     "pool_in_two_threads",
+    "pool_hooks_drop_the_gil",
     "graph",
     "train",
     "lora",
