@@ -94,6 +94,7 @@ typedef struct ta_oom {
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t largest[8];  /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
+    bool largest_pooled[8]; /* it belongs to a graph pool */
 } ta_oom;
 
 /* A block of `size` bytes, 512-aligned, for work on `stream`. Size 0 gives NULL. On failure

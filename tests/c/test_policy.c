@@ -408,11 +408,13 @@ TEST(what_an_out_of_memory_says)
         "64.00 MiB allowed (the cap set by enable() or set_limit(), for this process; "
         "the "
         "CUDA context comes on top)",
-        "Of the allocated memory 55.00 MiB is in live blocks",
+        " Of the 56.00 MiB reserved, 55.00 MiB is in live blocks",
         "1.00 MiB is lost in partly used pages (each of 4.00 MiB, free in part beside "
         "live",
         "The request is short by ",
-        "Largest live blocks: 30.00 MiB, 14.00 MiB, 8.00 MiB, 3.00 MiB.",
+        "Largest live blocks: 30.00 MiB (stream 0), 14.00 MiB (stream 0), 8.00 MiB "
+        "(stream 0x",
+        "), 3.00 MiB (stream 0).",
         "The device itself has room: a higher cap would do."};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) TA_TEST_FAIL("\"%s\" is not in: %s", parts[i], text);
@@ -431,6 +433,46 @@ TEST(what_an_out_of_memory_says)
     CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
     CHECK_EQ(ta_free(w.allocator, c.at), TA_OK);
     CHECK_EQ(ta_free(w.allocator, d.at), TA_OK);
+    world_close(&w);
+}
+
+/* Who holds what: a stream is named where there are several, a graph pool wherever one is. */
+TEST(out_of_memory_names_holders)
+{
+    world w;
+    held a, b;
+    ta_oom oom;
+    char text[2048];
+    void *at, *context;
+    const ta_pool_id id = {1, 2};
+    open_hooked(&w, 2, 1 * GiB, 64 * MiB, false);
+    CHECK_EQ(ta_alloc(w.allocator, 80 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    CHECK(
+        strstr(text, "on top); Nothing is reserved. The request is short by 16.00 MiB."));
+    CHECK_EQ(world_alloc(&w, &a, 30 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 40 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    CHECK(strstr(text, "Largest live blocks: 30.00 MiB."));
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 14 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 40 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    CHECK(strstr(text, "Largest live blocks: 30.00 MiB, 14.00 MiB (graph pool)."));
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 8 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 64 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    char holders[128];
+    snprintf(holders, sizeof holders,
+             "Largest live blocks: 14.00 MiB (stream 0, graph pool), 8.00 MiB (stream "
+             "%p).",
+             w.stream[0][1]);
+    if (!strstr(text, holders)) TA_TEST_FAIL("\"%s\" is not in: %s", holders, text);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
     world_close(&w);
 }
 
