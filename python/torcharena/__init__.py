@@ -7,21 +7,27 @@ Importing the package changes nothing and imports no torch."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .caps import device_memory, limit, set_limit
 from .installing import enable
+from .phases import phase
 from .recording import Recording, mark, record
 from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .reporting import Report, report
+    from .tracking import Tracking, track
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Recording",
+    "Report",
+    "Tracking",
     "__version__",
     "device_memory",
     "enable",
@@ -32,18 +38,27 @@ __all__ = [
     "mark",
     "memory_stats",
     "memory_summary",
+    "phase",
     "record",
     "rehearse",
+    "report",
     "set_limit",
+    "track",
 ]
 
-_REHEARSALS = ("find_batch_size", "is_rehearsal", "rehearse")
+# Imported when first used.
+_LATE = {
+    "Report": "reporting",
+    "Tracking": "tracking",
+    "find_batch_size": "rehearsal.api",
+    "is_rehearsal": "rehearsal.api",
+    "rehearse": "rehearsal.api",
+    "report": "reporting",
+    "track": "tracking",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What only rehearsals need is imported when it is first used."""
-    if name in _REHEARSALS:
-        from .rehearsal import api
-
-        return getattr(api, name)
+    if name in _LATE:
+        return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
