@@ -32,7 +32,9 @@ class Failed(RuntimeError):
 def main(steps: int, as_json: bool) -> int:
     """Runs it all and prints. 0, or 1 where a run could not be done."""
     try:
-        with warnings.catch_warnings():  # torch warns where NumPy is absent; nothing needs it
+        with (
+            warnings.catch_warnings()
+        ):  # torch warns where NumPy is absent; nothing needs it
             warnings.filterwarnings("ignore", "Failed to initialize NumPy")
             import torch
     except ImportError:
