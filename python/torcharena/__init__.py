@@ -18,9 +18,11 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
-    from .reporting import Report, report
-    from .tracking import Tracking, track
+    from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
+    from .reporting import Report, report
+    from .snapshots import snapshot
+    from .tracking import Tracking, track
 
 __version__ = "0.1.0"
 
@@ -33,16 +35,20 @@ __all__ = [
     "enable",
     "enabled",
     "find_batch_size",
+    "free_exceptions",
+    "held_by_exceptions",
     "is_rehearsal",
     "limit",
     "mark",
     "memory_stats",
     "memory_summary",
+    "on_oom",
     "phase",
     "record",
     "rehearse",
     "report",
     "set_limit",
+    "snapshot",
     "track",
 ]
 
@@ -51,9 +57,13 @@ _LATE = {
     "Report": "reporting",
     "Tracking": "tracking",
     "find_batch_size": "rehearsal.api",
+    "free_exceptions": "out_of_memory",
+    "held_by_exceptions": "out_of_memory",
     "is_rehearsal": "rehearsal.api",
+    "on_oom": "out_of_memory",
     "rehearse": "rehearsal.api",
     "report": "reporting",
+    "snapshot": "snapshots",
     "track": "tracking",
 }
 
