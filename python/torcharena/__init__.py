@@ -18,6 +18,7 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .integrations.figures import tqdm_postfix
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
@@ -49,6 +50,7 @@ __all__ = [
     "report",
     "set_limit",
     "snapshot",
+    "tqdm_postfix",
     "track",
 ]
 
@@ -64,6 +66,7 @@ _LATE = {
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",
+    "tqdm_postfix": "integrations.figures",
     "track": "tracking",
 }
 
