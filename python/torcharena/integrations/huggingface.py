@@ -15,7 +15,7 @@ from .figures import epoch_line, figures
 __all__ = ["ArenaCallback"]
 
 
-class ArenaCallback(TrainerCallback):  # type: ignore[misc]
+class ArenaCallback(TrainerCallback):
     """Phases and categories of a Trainer's run, and its figures in the Trainer's logs:
 
         Trainer(..., callbacks=[ArenaCallback(report="memory.json")])

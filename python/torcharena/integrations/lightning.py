@@ -19,7 +19,7 @@ from .figures import epoch_line, figures
 __all__ = ["ArenaCallback"]
 
 
-class ArenaCallback(Callback):  # type: ignore[misc]
+class ArenaCallback(Callback):
     """Phases and categories of a Lightning run:
 
         Trainer(..., callbacks=[ArenaCallback(report="memory.json")])
