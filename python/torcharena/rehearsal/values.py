@@ -158,10 +158,10 @@ class _Plan:
             self.kind = _ITEM
         elif name in inside.OPENED:
             self.kind = _OPENED
+        elif name in _INDEXING:  # whose size is that of the indices, once masks are
+            self.kind = _INDEX
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
-        elif name in _INDEXING:
-            self.kind = _INDEX
         elif name in _COPIES:
             self.kind = _COPY
         elif name.startswith(_LEFT_ALONE) or name.startswith("new_empty"):
@@ -254,6 +254,20 @@ class _Again:
 
     def __exit__(self, *error: Any) -> None:
         TorchDispatchMode.__exit__(self.mode, *error)
+
+
+class _OneThread:
+    """What is computed here is small: a second thread gains little, and on a busy machine each
+    operator would wait for it until it is scheduled."""
+
+    def __enter__(self) -> None:
+        self.threads = torch.get_num_threads()
+        if self.threads > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *error: Any) -> None:
+        if self.threads > 1:
+            torch.set_num_threads(self.threads)
 
 
 class Values(TorchDispatchMode):
@@ -656,7 +670,8 @@ class Values(TorchDispatchMode):
             self.guessed[plan.name] += 1
             if plan.name == "equal":
                 return args[0].shape == args[1].shape
-        result = self._on_cpu(func, plan, args, kwargs)
+        with _OneThread():
+            result = self._on_cpu(func, plan, args, kwargs)
         if result is None:
             return func(*args, **kwargs)
         device = next(t.device for t in inputs if t.is_cuda)
@@ -679,6 +694,21 @@ class Values(TorchDispatchMode):
         if plan.name in _ZEROS and self._zeroed(outputs):
             self.guesses.mark(wanted, False)
             return
+        with _OneThread():
+            self._compute(func, plan, args, kwargs, outputs, wanted, written)
+
+    def _compute(
+        self,
+        func: Any,
+        plan: _Plan,
+        args: Any,
+        kwargs: Any,
+        outputs: list[torch.Tensor],
+        wanted: list[torch.Tensor],
+        written: list[torch.Tensor],
+    ) -> None:
+        """The contents of ``wanted``, those of ``outputs`` that are kept; ``written``: the
+        arguments among them."""
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
