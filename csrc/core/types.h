@@ -255,11 +255,11 @@ struct ta_allocator {
     ta_chunk **plain;            /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
     atomic_int observers;
+    /* Read under an arena's lock: after one is removed, all those are taken in turn. */
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
-    } observer
-        [TA_OBSERVERS];     /* read under an arena's lock; removed, then all are taken */
+    } observer[TA_OBSERVERS];
     ta_lock setup;          /* a device's first use */
     ta_stream_asked *asked; /* guarded by setup, with its context */
     void *asked_context;
