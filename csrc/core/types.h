@@ -214,11 +214,10 @@ struct ta_device {
     int ordinal;
     atomic_bool used;
     ta_lock pages;
-    pthread_cond_t
-        pool_idle;    /* a filter, a plain free or a wait for the device returned */
-    int device_waits; /* under way: captures begin after them, they would break */
-    bool plain;       /* no VMM: memory comes in whole ranges */
-    int plain_frees;  /* under way with `pages` dropped; pool_idle tells their end */
+    pthread_cond_t pool_idle; /* a filter, a plain free or a device wait is over */
+    int device_waits;         /* under way: captures begin after them, they would break */
+    bool plain;               /* no VMM: memory comes in whole ranges */
+    int plain_frees; /* under way with `pages` dropped; pool_idle tells their end */
     uint64_t total, page_bytes, address_bound, addresses;
     ta_arena *arenas;
     _Atomic(ta_arena_map *) map;
