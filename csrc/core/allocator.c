@@ -51,6 +51,8 @@ static _Atomic unsigned char *make_alive(void)
     return page;
 }
 
+bool ta_is_forked(const ta_allocator *a) { return ta_forked(a); }
+
 ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
                               ta_allocator **allocator)
 {

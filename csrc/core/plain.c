@@ -1,6 +1,7 @@
 /* plain.c - fallback where the driver has no virtual memory management.
  *
- * Called by alloc.c and pages.c with the device's `pages` held. A chunk is then one plain
+ * Called by alloc.c and pages.c with the device's `pages` held, which is dropped while the
+ * driver frees. A chunk is then one plain
  * allocation whose pages are all there, so nothing moves: best fit, epochs, pools and
  * counts work as ever, and what is given back is a chunk that is one hole. */
 #include "plain.h"
@@ -59,29 +60,40 @@ static ta_idle_chunk find(ta_device *d, bool passed)
     return best;
 }
 
-/* The chunk was seen idle; others may have taken it since: looked at again. */
+/* The chunk was seen idle; others may have taken it since: looked at again. All of it is held
+ * while the driver frees, which waits for the device: `pages` is dropped meanwhile. The bytes
+ * count until they are gone, so nobody takes the cap's room too early. */
 static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *released)
 {
     const ta_driver *driver = d->allocator->driver;
+    ta_arena *arena = idle->arena;
     ta_chunk *c = idle->chunk;
     uint64_t addr = c->addr, size = c->size;
-    ta_lock_take(&idle->arena->lock);
-    bool still = c->first->state == TA_FREE && c->first->hole->size == size &&
-                 newest_tick(c) <= idle->tick;
-    if (still) ta_arena_drop_chunk(idle->arena, c);
-    ta_lock_drop(&idle->arena->lock);
-    if (!still) return TA_OK;
-    ta_lookup_clear(d, c);
+    ta_block *held = NULL;
+    ta_lock_take(&arena->lock);
+    bool stocked = ta_arena_stock(arena);
+    if (stocked && c->first->state == TA_FREE && c->first->hole->size == size &&
+        newest_tick(c) <= idle->tick)
+        held = ta_arena_take(arena, c->first->hole, addr, size);
+    ta_lock_drop(&arena->lock);
+    if (!held) return stocked ? TA_OK : TA_NO_HOST_MEMORY;
+    ta_lookup_clear(d, c); /* before: another device may get the same addresses at once */
+    d->plain_frees++;
+    ta_lock_drop(&d->pages);
     ta_status status = driver->plain_free(driver->self, d->ordinal, addr);
-    if (status) {            /* the driver keeps it: so do we, as it was */
-        ta_lookup_set(d, c); /* has room: it was there; first, or a free would miss it */
-        ta_lock_take(&idle->arena->lock);
-        ta_arena_add_chunk(idle->arena, c, idle->tick); /* spares: those of the drop */
-        ta_lock_drop(&idle->arena->lock);
-        return status;
-    }
+    ta_lock_take(&d->pages);
+    d->plain_frees--;
+    pthread_cond_broadcast(&d->pool_idle);
+    /* The driver keeps it: so do we, as it was, but held where no host memory is left to find
+     * its blocks by. */
+    if (status && !ta_lookup_set(d, c)) return status;
+    ta_lock_take(&arena->lock);
+    ta_arena_give(arena, held, idle->tick); /* needs no spares: it frees a block */
+    if (!status) ta_arena_drop_chunk(arena, c);
+    ta_lock_drop(&arena->lock);
+    if (status) return status;
     ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
-    ta_count_mapped(idle->arena, -(int64_t)c->slots);
+    ta_count_mapped(arena, -(int64_t)c->slots);
     ta_chunk_retire(d, c);
     *released += size;
     return TA_OK;
@@ -98,6 +110,11 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t be
             continue;
         }
         if (wait) idle = find(d, false);
+        if (wait && d->plain_frees && (!idle.chunk || idle.tick >= before)) {
+            /* What others are giving back is about to be there: no reason to refuse. */
+            pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
+            continue;
+        }
         if (!idle.chunk || idle.tick >= before) break;
         status = ta_stream_wait(d, idle.arena->stream, idle.tick, TA_FOREVER_US);
     }

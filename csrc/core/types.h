@@ -214,9 +214,10 @@ struct ta_device {
     int ordinal;
     atomic_bool used;
     ta_lock pages;
-    pthread_cond_t pool_idle; /* a filter returned, or the device was waited for */
+    pthread_cond_t pool_idle; /* a filter, a plain free or a device wait is over */
     int device_waits;         /* under way: captures begin after them, they would break */
     bool plain;               /* no VMM: memory comes in whole ranges */
+    int plain_frees; /* under way with `pages` dropped; pool_idle tells their end */
     uint64_t total, page_bytes, address_bound, addresses;
     ta_arena *arenas;
     _Atomic(ta_arena_map *) map;
@@ -255,11 +256,11 @@ struct ta_allocator {
     ta_chunk **plain;            /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
     atomic_int observers;
+    /* Read under an arena's lock: after one is removed, all those are taken in turn. */
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
-    } observer
-        [TA_OBSERVERS];     /* read under an arena's lock; removed, then all are taken */
+    } observer[TA_OBSERVERS];
     ta_lock setup;          /* a device's first use */
     ta_stream_asked *asked; /* guarded by setup, with its context */
     void *asked_context;

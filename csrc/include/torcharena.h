@@ -12,7 +12,9 @@
  * Sizes are bytes. Devices are CUDA ordinals. A stream is a cudaStream_t; streams of other
  * devices are other streams even where the handle is the same. Every function is thread-safe
  * unless it says otherwise; none prints, takes the GIL, or ends the process. In a forked
- * child they do nothing and return TA_FORKED. */
+ * child they do nothing and return TA_FORKED, but for those that return no status: ta_limit
+ * gives TA_NO_LIMIT, ta_device_used and ta_check false, ta_is_forked true; the texts are as
+ * ever, and ta_free of NULL is TA_OK. */
 #ifndef TORCHARENA_H
 #define TORCHARENA_H
 
@@ -72,6 +74,8 @@ TA_API ta_status ta_allocator_create(const struct ta_driver *driver,
 /* Releases everything, blocks that are still live included. Not thread-safe: no other call
  * may be under way. */
 TA_API void ta_allocator_destroy(ta_allocator *allocator);
+/* This process was forked from the one whose memory the allocator manages. */
+TA_API bool ta_is_forked(const ta_allocator *allocator);
 
 /* --- memory ------------------------------------------------------------------------ */
 /* What was true when a request failed. */
