@@ -85,6 +85,8 @@ ta_sc_context *ta_sc_current(void); /* NULL: none */
 int ta_sc_set_current(ta_sc_context *context);
 int ta_sc_push(ta_sc_context *context);
 int ta_sc_pop(ta_sc_context **context);
+/* The primary context lives from now on; its memory is taken once. */
+int ta_sc_activate(ta_sc_context *context);
 /* The device of the current context; 0 where there is none. */
 int ta_sc_device(void);
 int ta_sc_set_device(int device);
