@@ -77,6 +77,8 @@ def test_checks_of_values_see_values() -> None:
             lambda: torch.distributions.Normal(many, many).sample(),
             lambda: torch.multinomial(many, 2),
             lambda: torch.linalg.eig(torch.eye(4, device="cuda")),
+            lambda: torch.histc(many, 8),
+            lambda: torch.histc(torch.empty(1 << 20, device="cuda"), 8),
         )
         """)
     )
