@@ -256,7 +256,7 @@ def _place(frames: Any) -> tuple[str, str]:
             continue
         if not _plumbing(file):
             within = f"{_short(file)}:{entry['line']} {entry['name']}"
-        elif not inner:
+        elif not inner and "/torch/nn/" in file:
             inner = f"{_short(file)}:{entry['line']} {entry['name']}"
     if within or inner:  # a thread that a library began: DataParallel's, for one
         return within or inner, ""
