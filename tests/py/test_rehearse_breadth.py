@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,7 @@ def test_places_of_threads_that_libraries_begin() -> None:
     frames = [
         {"filename": f"{torch}_ops.py", "line": 1, "name": "__call__"},
         {"filename": f"{torch}nn/modules/linear.py", "line": 2, "name": "forward"},
-        {"filename": "/x/lib/python3.11/threading.py", "line": 3, "name": "run"},
+        {"filename": threading.__file__, "line": 3, "name": "run"},
     ]
     assert places._place(frames) == ("torch/nn/modules/linear.py:2 forward", "")
     assert places._place(frames[:1]) == ("backward (autograd's own thread)", "")
