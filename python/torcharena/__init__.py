@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .caps import device_memory, limit, set_limit
 from .installing import enable
+from .limits_table import Limit, Limits, limits
 from .recording import Recording, mark, record
 from .state import enabled
 from .stats import memory_stats, memory_summary
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Limit",
+    "Limits",
     "Recording",
     "__version__",
     "device_memory",
@@ -29,6 +32,7 @@ __all__ = [
     "find_batch_size",
     "is_rehearsal",
     "limit",
+    "limits",
     "mark",
     "memory_stats",
     "memory_summary",

@@ -29,6 +29,7 @@ SOURCES = {
     "environment": "TORCHARENA_LIMIT",
     "fraction": "torch's set_per_process_memory_fraction",
     "admin": "the administrator's file",
+    "hardware": "the cgroup's dmem.max",
 }
 
 
@@ -88,19 +89,20 @@ def _totals() -> list[int] | None:
 def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) -> None:
     """One source's cap. A share of a device waits until the device can be asked."""
     library = keeper()
+    check_shared(size, device, strict)
+    now = state.current
     if device is None:
-        state.current.shares = {
-            k: v for k, v in state.current.shares.items() if k[0] != source
-        }
-    else:
-        state.current.shares.pop((source, device), None)
+        now.shares = {k: v for k, v in now.shares.items() if k[0] != source}
+        now.given = {k: v for k, v in now.given.items() if k[0] != source}
+    now.shares.pop((source, device), None)
+    now.given[source, device] = size
     if size is None or size.bytes is not None:
         wanted = None if size is None else size.bytes
         _apply(library, source, -1 if device is None else device, wanted, strict)
         return
     totals = _totals()
     if totals is None:
-        state.current.shares[source, device] = size
+        now.shares[source, device] = size
         return
     for index in range(len(totals)) if device is None else [device]:
         _apply(library, source, index, size.resolve(totals[index]), strict)
@@ -148,18 +150,56 @@ def put_waiting() -> None:
         put(source, device, size, state.current.strict)
 
 
+def check_shared(size: sizes.Size | None, device: int | None, strict: bool) -> None:
+    """Says so where a cap over several processes is lower than what was asked for."""
+    admin, totals = state.current.admin, _totals()
+    if size is None or admin is None or (size.bytes is None and totals is None):
+        return
+    count = len(totals) if totals else 1
+    for index in range(count) if device is None else [device]:
+        wanted = size.resolve(totals[index] if totals else None)
+        for holds, where in admin.shared(index):
+            if wanted <= holds:
+                continue
+            text = _clamped(holds, where, wanted)
+            if strict:
+                raise RuntimeError(text)
+            warn(text, stacklevel=5)
+
+
+def check_given() -> None:
+    """The administrator's caps of each device are known now: says which of the others' they
+    clamp. Raises RuntimeError where the settings are strict."""
+    library, strict = keeper(), state.current.strict
+    totals = _totals() or []
+    for (source, device), size in state.current.given.items():
+        check_shared(size, device, strict)
+        for index in range(len(totals)) if device is None else [device]:
+            holds, holder = library.limit(index)
+            if holder != "admin" or size is None or source == "admin":
+                continue
+            wanted = size.resolve(totals[index])
+            if _clamps(holds, wanted):
+                if strict:
+                    raise RuntimeError(_clamped(holds, holder, wanted))
+                warn(_clamped(holds, holder, wanted), stacklevel=5)
+
+
 def announcement() -> str:
     """One line: what the cap makes on the card."""
     import torch
 
     bytes_, source = keeper().limit(device_index(None))
     page = sizes.format_size(state.current.page or state.DEFAULT_PAGE)
+    admin = state.current.admin
+    held = admin.shared(device_index(None)) if admin else []
+    shared = "".join(f"; {sizes.format_size(size)} from {where}" for size, where in held)
     if bytes_ is None:
-        return f"no cap, pages of {page}"
+        return f"no cap, pages of {page}{shared}"
     name = torch.cuda.get_device_name(device_index(None))
     total = sizes.format_size((_totals() or [0])[0])
     return (
         f"cap {sizes.format_size(bytes_)}, the CUDA context's "
         f"{_CONTEXT} on top "
-        f"(from {SOURCES.get(source, source)}; {name}, {total})"
+        f"(from {SOURCES.get(source, source)}; {name}, {total}){shared}"
     )
