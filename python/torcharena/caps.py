@@ -90,22 +90,22 @@ def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) 
     """One source's cap. A share of a device waits until the device can be asked."""
     library = keeper()
     check_shared(size, device, strict)
+    totals = _totals()
+    waits = size is not None and size.bytes is None and totals is None
+    if size is None or size.bytes is not None:
+        wanted = None if size is None else size.bytes
+        _apply(library, source, -1 if device is None else device, wanted, strict)
+    elif totals is not None:
+        for index in range(len(totals)) if device is None else [device]:
+            _apply(library, source, index, size.resolve(totals[index]), strict)
     now = state.current
     if device is None:
         now.shares = {k: v for k, v in now.shares.items() if k[0] != source}
         now.given = {k: v for k, v in now.given.items() if k[0] != source}
     now.shares.pop((source, device), None)
     now.given[source, device] = size
-    if size is None or size.bytes is not None:
-        wanted = None if size is None else size.bytes
-        _apply(library, source, -1 if device is None else device, wanted, strict)
-        return
-    totals = _totals()
-    if totals is None:
+    if waits and size is not None:
         now.shares[source, device] = size
-        return
-    for index in range(len(totals)) if device is None else [device]:
-        _apply(library, source, index, size.resolve(totals[index]), strict)
 
 
 def _apply(
@@ -115,9 +115,9 @@ def _apply(
     shown = range(len(_totals() or [0])) if device < 0 else [device]
     before = {index: library.limit(index) for index in shown}
     if strict:  # known before anything changes
-        for holds, holder in before.values():
+        for index, (holds, holder) in before.items():
             if holder != source and _clamps(holds, wanted):
-                raise RuntimeError(_clamped(holds, holder, wanted))
+                raise RuntimeError(_clamped(holds, _named(holder, index), wanted))
     library.set_limit(device, source, wanted)
     for index in shown:
         holds, holder = library.limit(index)
@@ -126,8 +126,8 @@ def _apply(
         if strict:  # ours held before, and hid the other's
             for back in shown:
                 library.set_limit(back, source, before[back][0])
-            raise RuntimeError(_clamped(holds, holder, wanted))
-        warn(_clamped(holds, holder, wanted), stacklevel=5)
+            raise RuntimeError(_clamped(holds, _named(holder, index), wanted))
+        warn(_clamped(holds, _named(holder, index), wanted), stacklevel=5)
         return
 
 
@@ -139,14 +139,20 @@ def _clamped(holds: int, holder: str, wanted: int | None) -> str:
     asked = "no cap" if wanted is None else f"a cap of {sizes.format_size(wanted)}"
     return (
         f"torcharena: {asked} was asked for; the one of {sizes.format_size(holds)} from "
-        f"{SOURCES.get(holder, holder)} is lower and holds"
+        f"{holder} is lower and holds"
     )
+
+
+def _named(source: str, device: int) -> str:
+    """Whose cap it is: of the administrator's, the file and the line."""
+    if source == "admin" and state.current.admin is not None:
+        return str(state.current.admin.where(device))
+    return SOURCES.get(source, source)
 
 
 def put_waiting() -> None:
     """CUDA is up: caps that are shares of a device take their size."""
-    waiting, state.current.shares = state.current.shares, {}
-    for (source, device), size in waiting.items():
+    for (source, device), size in list(state.current.shares.items()):
         put(source, device, size, state.current.strict)
 
 
@@ -180,9 +186,10 @@ def check_given() -> None:
                 continue
             wanted = size.resolve(totals[index])
             if _clamps(holds, wanted):
+                text = _clamped(holds, _named(holder, index), wanted)
                 if strict:
-                    raise RuntimeError(_clamped(holds, holder, wanted))
-                warn(_clamped(holds, holder, wanted), stacklevel=5)
+                    raise RuntimeError(text)
+                warn(text, stacklevel=5)
 
 
 def announcement() -> str:
@@ -201,5 +208,5 @@ def announcement() -> str:
     return (
         f"cap {sizes.format_size(bytes_)}, the CUDA context's "
         f"{_CONTEXT} on top "
-        f"(from {SOURCES.get(source, source)}; {name}, {total}){shared}"
+        f"(from {_named(source, device_index(None))}; {name}, {total}){shared}"
     )

@@ -36,6 +36,7 @@ class Admin:
     tenant: tenants.Tenant
     facts: tenants.Facts
     place: ledgers.Place
+    wanted: str | None = None  # TORCHARENA_LEDGER
     label: str = ""
     problem: str = ""  # why the file does not hold
     devices: list[Device] = field(default_factory=list)  # none before CUDA is up
@@ -86,6 +87,13 @@ class Admin:
             if size is not None
         ]
 
+    def where(self, index: int) -> str:
+        """The file and line of the process's cap on a device."""
+        device = self.device(index)
+        least = self.least("process", device)
+        found = [cap for size, cap in self.caps("process", device) if size == least]
+        return self.file.where(found[0]) if self.file and found else limits_file.PATH
+
     def before_cuda(self, keeper: Any) -> None:
         """Puts the process's cap where it is known without a device."""
         keeper.set_limit(
@@ -101,7 +109,7 @@ class Admin:
             library.set_limit(device.index, "admin", cap)
             if device.index in self.opened:
                 library.ledger_caps(device.index, *self._shared_caps(device))
-            elif self.place.path and self.mode != "off":
+            elif self.place.path:
                 self._open(library, device)
 
     def _shared_caps(self, device: Device) -> tuple[int | None, int | None, str]:
@@ -170,6 +178,7 @@ def begin(environment: dict[str, Any]) -> Admin:
         tenant=tenants.tenant(file.tenants if file else (), facts),
         facts=facts,
         place=ledgers.choose(file, wanted),
+        wanted=wanted,
         label=ledgers.label(environment.get("label")),
         problem=problem,
     )

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Any
 
-from . import limits_admin, limits_file, limits_trust, state, tenants
+from . import ledgers, limits_admin, limits_file, limits_trust, state, tenants
 from .limits_admin import Admin
 from .limits_file import AdminFile, Malformed
 from .loading import core, log, speaks_for_node, warn
@@ -88,7 +88,13 @@ class Watcher(threading.Thread):
 
     def _put(self, file: AdminFile | None) -> None:
         admin = self._admin
-        before = admin.file
+        before = admin.file, admin.place
+        place = ledgers.choose(file, admin.wanted)
+        if not admin.opened:
+            admin.place = place
+        elif place.path not in ("", admin.place.path):
+            text = f"torcharena: this process is counted in {admin.place.path} until its end; "
+            warn(text + f"{place.by or 'others'} says {place.path} now")
         who = tenants.tenant(file.tenants if file else (), admin.facts)
         if admin.opened and who.name != admin.tenant.name:
             text = f"torcharena: this process stays with tenant {admin.tenant.name} until its "
@@ -100,7 +106,7 @@ class Watcher(threading.Thread):
         try:
             admin.apply(core())
         except RuntimeError as error:
-            admin.file = before
+            admin.file, admin.place = before
             warn(f"torcharena: {error}; what it said before holds on")
             return
         if speaks_for_node():

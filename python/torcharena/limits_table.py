@@ -173,7 +173,7 @@ def _add(found: Limits, admin: Admin, device: Device, own: list[tuple[int, str]]
             rows += [(size, source, caps.SOURCES[source]) for size, source in own]
         holding = [row[0] for row in rows if row[0] is not None and _holds(row[1], admin)]
         for size, source, where in sorted(
-            rows, key=lambda row: (row[0] is None, row[0] or 0)
+            rows, key=lambda row: (row[0] is None, row[0] or 0, row[1])
         ):
             least = size is not None and size == min(holding, default=None)
             holds = least and _holds(source, admin)

@@ -111,10 +111,12 @@ def look(directory: str | None = None) -> Overview:
     except limits_file.Malformed as error:
         problem = str(error)
     if directory is None:
-        wanted = settings.from_environment().get("ledger")
+        try:
+            wanted = settings.from_environment().get("ledger")
+        except ValueError as error:
+            wanted, problem = None, problem or str(error)
         place = ledgers.choose(admin, wanted)
-        directory, why = place.path, place.why
-        problem = problem or why
+        directory, problem = place.path, problem or place.why
     found: list[str] = []
     try:
         found = ledgers.gpus(directory) if directory else []

@@ -57,6 +57,8 @@ def lines(view: Overview, width: int, unicode: bool = True) -> list[Line]:
         found += [[], [("nobody has been counted here yet", "")]]
     for gpu in view.gpus:
         found += [[], *_gpu(gpu, width, marks)]
+        if not gpu.processes and not gpu.problem and not view.problem:
+            found.append([("  no process is counted on it", "dim")])
     return [_cut(line, width) for line in found]
 
 
@@ -84,8 +86,6 @@ def _gpu(gpu: Gpu, width: int, marks: str) -> list[Line]:
         found += _wrapped(gpu.problem, width, "red", "  ")
     if gpu.processes:
         found += _table(gpu.processes, width, marks[4])
-    elif not gpu.problem:
-        found.append([("  no process is counted on it", "dim")])
     return found
 
 
