@@ -124,7 +124,7 @@ def test_the_administrators_cap_holds_over_the_others(
 
 def test_strict_refuses_to_install(machine: Machine) -> None:
     machine.write('[limits]\nprocess = "8GiB"\ndevice = "32GiB"')
-    with pytest.raises(RuntimeError, match="8 GiB from .*limits.toml, line 2 is lower"):
+    with pytest.raises(RuntimeError, match=r"8 GiB from .*limits.toml, line 2 is lower"):
         torcharena.enable(limit="16GiB", strict=True)
     assert not torcharena.enabled()
     machine.write('[limits]\ndevice = "32GiB"')
@@ -251,7 +251,7 @@ def test_a_ledger_that_breaks_when_cuda_comes_up(machine: Machine, mode: str) ->
     torcharena.enable()
     if mode == "enforce":
         with pytest.raises(
-            RuntimeError, match="cannot be used: GPU-0.ledger has 2 names"
+            RuntimeError, match=r"cannot be used: GPU-0.ledger has 2 names"
         ):
             machine.bring_up_cuda()
         return
@@ -429,7 +429,8 @@ def test_a_pod_that_does_not_see_its_cgroup(tmp_path: Path) -> None:
 
 
 def known(**more: Any) -> tenants.Facts:
-    return tenants.Facts(**({"uid": 1000, "user": "alice"} | more))
+    said: dict[str, Any] = {"uid": 1000, "user": "alice"}
+    return tenants.Facts(**(said | more))
 
 
 def chosen(rules: str, facts: tenants.Facts) -> tuple[str, bool]:

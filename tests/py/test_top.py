@@ -137,7 +137,7 @@ def test_a_directory_that_one_may_not_read(
         return real(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledgers.os, "listdir", listdir)
+        patch.setattr(os, "listdir", listdir)
         assert cli.main(["top", "--once"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     group = grp.getgrgid(machine.folder.stat().st_gid).gr_name
