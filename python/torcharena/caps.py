@@ -29,7 +29,6 @@ SOURCES = {
     "environment": "TORCHARENA_LIMIT",
     "fraction": "torch's set_per_process_memory_fraction",
     "admin": "the administrator's file",
-    "hardware": "the cgroup's dmem.max",
 }
 
 

@@ -14,7 +14,18 @@ from typing import Any
 from .limits_file import DIRECTORY, AdminFile
 from .loading import core
 
-__all__ = ["NOWHERE", "Place", "choose", "gpus", "label", "rows", "simulated", "unusable"]
+__all__ = [
+    "NOWHERE",
+    "Place",
+    "choose",
+    "gpus",
+    "label",
+    "packed",
+    "rows",
+    "simulated",
+    "unpacked",
+    "unusable",
+]
 
 NOWHERE = "none"  # of TORCHARENA_LEDGER
 
@@ -109,6 +120,24 @@ def label(environ_label: str | None) -> str:
         name = os.path.basename(os.path.dirname(given)) or name
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or ""
     return f"{name}:{rank}" if rank else name
+
+
+_LONGEST = 63  # bytes of a label in the ledger
+_SEPARATOR = "\x1f"
+
+
+def packed(name: str, place: str) -> str:
+    """A label with the job or pod behind it, which has the room where both have not."""
+    if not place or len(place.encode()) >= _LONGEST:
+        return name
+    room = _LONGEST - len(place.encode()) - 1
+    return name.encode()[:room].decode("utf-8", "ignore") + _SEPARATOR + place
+
+
+def unpacked(text: str) -> tuple[str, str]:
+    """Label and place of `packed`."""
+    name, _, place = text.partition(_SEPARATOR)
+    return name, place
 
 
 def gpus(directory: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import ledgers, limits_file, state, tenants
+from . import ledgers, limits_file, limits_hardware, state, tenants
 from .limits_file import AdminFile, Cap, Malformed
 from .loading import log, warn
 
@@ -26,6 +26,8 @@ class Device:
     uuid: str
     total: int
     name: str
+    mig: bool = False
+    dmem: int | None = None  # the cgroup's cap on it
 
 
 @dataclass
@@ -91,6 +93,9 @@ class Admin:
         """The file and line of the process's cap on a device."""
         device = self.device(index)
         least = self.least("process", device)
+        if device is not None and device.dmem is not None:
+            if not self.enforces or least is None or device.dmem < least:
+                return limits_hardware.DMEM
         found = [cap for size, cap in self.caps("process", device) if size == least]
         return self.file.where(found[0]) if self.file and found else limits_file.PATH
 
@@ -105,12 +110,16 @@ class Admin:
 
         Raises RuntimeError in enforce where a ledger that is needed cannot be used."""
         for device in self.devices:
-            cap = self.least("process", device) if self.enforces else None
-            library.set_limit(device.index, "admin", cap)
+            library.set_limit(device.index, "admin", self._process_cap(device))
             if device.index in self.opened:
                 library.ledger_caps(device.index, *self._shared_caps(device))
             elif self.place.path:
                 self._open(library, device)
+
+    def _process_cap(self, device: Device) -> int | None:
+        """Together with the cgroup's: the library has one place for what is above the user."""
+        own = self.least("process", device) if self.enforces else None
+        return min((cap for cap in (own, device.dmem) if cap is not None), default=None)
 
     def _shared_caps(self, device: Device) -> tuple[int | None, int | None, str]:
         mode = "enforce" if self.enforces else "observe"
@@ -124,7 +133,7 @@ class Admin:
                 device.index,
                 self.place.path,
                 device.uuid,
-                self.label,
+                ledgers.packed(self.label, self.facts.place),
                 self.tenant.name,
                 self.tenant.claimed,
                 device_cap,
@@ -199,10 +208,25 @@ def devices(library: Any) -> list[Device]:
     """The devices that this process sees. Starts the driver."""
     first = library.probe(0)
     return [
-        Device(index, facts["uuid"], facts["total"], facts["name"])
+        Device(
+            index,
+            facts["uuid"],
+            facts["total"],
+            facts["name"],
+            facts["mig"],
+            limits_hardware.cgroup_cap(_bus(index)),
+        )
         for index, facts in enumerate(_probes(library, first))
         if not facts["reason"]
     ]
+
+
+def _bus(index: int) -> str:
+    if not os.path.exists("/sys/fs/cgroup/dmem.capacity"):  # this Linux reports none
+        return ""
+    import torch
+
+    return limits_hardware.bus_of(torch.cuda.get_device_properties(index))
 
 
 def _probes(library: Any, first: Any) -> Iterable[Any]:

@@ -5,21 +5,32 @@ does not yet). Reads files, asks no driver."""
 from __future__ import annotations
 
 import os
+from typing import Any
 
-__all__ = ["cgroup_cap"]
+__all__ = ["DMEM", "MIG", "bus_of", "cgroup_cap"]
 
+DMEM, MIG = "the cgroup's dmem.max", "the MIG instance's memory"
 _ROOT = "/sys/fs/cgroup"
+
+
+def bus_of(properties: Any) -> str:
+    """A device's PCI address, as 0000:3b:00.0, by torch's properties; "" before torch 2.9."""
+    try:
+        domain, bus = int(properties.pci_domain_id), int(properties.pci_bus_id)
+        return f"{domain:04x}:{bus:02x}:{int(properties.pci_device_id):02x}.0"
+    except AttributeError:
+        return ""
 
 
 def cgroup_cap(bus: str, root: str = _ROOT, proc: str = "/proc/self") -> int | None:
     """The least dmem.max, of this process's cgroup and those above it, for the device at the
-    PCI address ``bus`` (0000:3b:00.0), in bytes; None where none is reported."""
+    PCI address ``bus``, in bytes; None where none is reported."""
     try:
         with open(f"{proc}/cgroup") as file:
             paths = [line.strip()[3:] for line in file if line.startswith("0::")]
     except OSError:
         return None
-    if not paths:
+    if not paths or not bus:
         return None
     found, at = [], os.path.normpath(root + "/" + paths[0])
     while at == root or at.startswith(root + "/"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import caps, limits_admin, sizes, state
+from . import caps, limits_admin, limits_hardware, sizes, state
 from .limits_admin import Admin, Device
 from .loading import core
 from .state import DeviceLike, device_index, needs_enabled
@@ -154,7 +154,7 @@ def _own(device: Device) -> list[tuple[int, str]]:
         if size is not None and (size.bytes is not None or device.total):
             found.append((size.resolve(device.total or None), source))
     holds, holder = caps.keeper().limit(device.index)
-    if holds is not None and holder in ("fraction", "hardware"):
+    if holds is not None and holder == "fraction":
         found.append((holds, holder))
     return found
 
@@ -171,6 +171,10 @@ def _add(found: Limits, admin: Admin, device: Device, own: list[tuple[int, str]]
         ]
         if scope == "process":
             rows += [(size, source, caps.SOURCES[source]) for size, source in own]
+            if device.dmem is not None:
+                rows.append((device.dmem, "hardware", limits_hardware.DMEM))
+        elif scope == "device" and device.mig:
+            rows.append((device.total, "hardware", limits_hardware.MIG))
         holding = [row[0] for row in rows if row[0] is not None and _holds(row[1], admin)]
         for size, source, where in sorted(
             rows, key=lambda row: (row[0] is None, row[0] or 0, row[1])

@@ -174,13 +174,14 @@ def _process(row: dict[str, Any], listed: dict[int, int]) -> Process:
     context = None
     if row["alive"] and listed.get(row["pid"], -1) >= row["bytes"]:
         context = listed[row["pid"]] - row["bytes"]
-    job, space, pod = tenants.places(row.get("place", ""))
+    label, place = ledgers.unpacked(row["label"])
+    job, space, pod = tenants.places(place)
     none = row["limit"] is None
     return Process(
         pid=row["pid"],
         uid=row["uid"],
         user=_user(row["uid"]),
-        label=row["label"],
+        label=label,
         tenant=row["tenant"],
         claimed=row["claimed"],
         state="alive" if row["alive"] else "draining",

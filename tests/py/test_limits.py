@@ -502,6 +502,33 @@ def test_a_cgroups_cap_on_device_memory(tmp_path: Path) -> None:
     assert cap() == 4096
 
 
+def test_the_machines_own_caps_are_sources_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.core.facts["mig"] = True
+    monkeypatch.setattr(limits_hardware, "cgroup_cap", lambda bus: 6 * GIB)
+    machine.write('[limits]\nprocess = "8GiB"')
+    torcharena.enable(limit="7GiB")
+    with pytest.warns(UserWarning, match=r"6 GiB from the cgroup's dmem.max is lower"):
+        machine.bring_up_cuda()
+    assert torcharena.limit() == 6 * GIB
+    found = [(one.scope, one.value, one.where) for one in torcharena.limits(0)]
+    assert found[0] == ("process", 6 * GIB, "the cgroup's dmem.max")
+    assert found[-1] == ("device", TOTAL, "the MIG instance's memory")
+
+
+def test_label_and_place_share_the_ledgers_room() -> None:
+    assert ledgers.unpacked(ledgers.packed("train.py", "slurm:12")) == (
+        "train.py",
+        "slurm:12",
+    )
+    pod = "k8s:ml/" + "p" * 45
+    text = ledgers.packed("é" * 30, pod)
+    assert len(text.encode()) <= 63 and ledgers.unpacked(text) == ("é" * 5, pod)
+    assert ledgers.packed("train.py", "k8s:" + "x" * 70) == "train.py"
+    assert ledgers.unpacked(ledgers.packed("train.py", "")) == ("train.py", "")
+
+
 # --- what is shown ---------------------------------------------------------------------------
 def test_limits_prints_a_table(machine: Machine) -> None:
     me = pwd.getpwuid(os.getuid()).pw_name

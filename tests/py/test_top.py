@@ -59,7 +59,14 @@ ROWS = [
     row(0, 20.5, limit=24 * GIB, limit_source="environment", refused=3),
     row(1, 30),
     row(2, 4, alive=False, tenant="nlp", tenant_cap=None),
-    row(3, 1, tenant="job-12", claimed=True, tenant_cap=None, place="k8s:ml/train-0"),
+    row(
+        3,
+        1,
+        label="train.py:3\x1fk8s:ml/train-0",
+        tenant="job-12",
+        claimed=True,
+        tenant_cap=None,
+    ),
 ]
 
 
@@ -266,7 +273,7 @@ def test_names_and_labels() -> None:
 
 
 def test_the_text(machine: SimpleNamespace, tmp_path: Path) -> None:
-    rows = [row(0, 1, label='a "b"\\', place="slurm:12", refused=7)]
+    rows = [row(0, 1, label='a "b"\\\x1fslurm:12', refused=7)]
     machine.core.ledger_rows[str(machine.folder), GPU] = rows
     found = metrics.text(top.look()).splitlines()
     labels = (
