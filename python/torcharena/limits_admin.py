@@ -93,9 +93,9 @@ class Admin:
         """The file and line of the process's cap on a device."""
         device = self.device(index)
         least = self.least("process", device)
-        if device is not None and device.dmem is not None:
-            if not self.enforces or least is None or device.dmem < least:
-                return limits_hardware.DMEM
+        dmem = device.dmem if device else None
+        if dmem is not None and (not self.enforces or least is None or dmem < least):
+            return limits_hardware.DMEM
         found = [cap for size, cap in self.caps("process", device) if size == least]
         return self.file.where(found[0]) if self.file and found else limits_file.PATH
 

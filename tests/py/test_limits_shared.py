@@ -1,0 +1,210 @@
+"""Several processes with the real PyTorch on one simulated GPU, and one administrator's file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated
+from torcharena import ledgers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+
+from shared_processes import Shared, shared  # noqa: E402
+
+pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Shared]:
+    """A simulated GPU of 16 GiB."""
+    (tmp_path / "gpu").mkdir()
+    environment = simulated.environment(TORCHARENA_SIM_DIR=str(tmp_path / "gpu"))
+    with shared(tmp_path, environment) as made:
+        made.environment["TORCHARENA_SIM_LIMITS"] = str(made.file)
+        yield made
+
+
+def rows(machine: Shared) -> list[dict[str, Any]]:
+    (gpu,) = ledgers.gpus(str(machine.ledger))
+    return ledgers.rows(str(machine.ledger), gpu)
+
+
+def total(machine: Shared) -> int:
+    """What the living hold together."""
+    return sum(row["bytes"] for row in rows(machine) if row["alive"])
+
+
+def wait(until: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_one_cap_for_two(machine: Shared) -> None:
+    """S26: the sum stays under the cap; a dead one gives its share back. Then the file
+    changes while they run."""
+    machine.write('[limits]\ndevice = "1GiB"')
+    one, other = machine.start(2)
+    one.grow(600)
+    text = other.refused(600)
+    assert "CUDA out of memory. Tried to allocate 600.00 MiB" in text
+    assert "shared cap" in text and "1.00 GiB" in text, text
+    other.grow(400)
+    assert total(machine) <= GIB
+    gpu = machine.gpu()
+    assert gpu["cap_bytes"] == GIB and gpu["cap_source"] == f"{machine.file}, line 3"
+    assert gpu["counted_bytes"] == total(machine) >= 1000 * MIB
+    assert [row["refused"] for row in gpu["processes"]] == [0, 1]
+    assert {row["state"] for row in gpu["processes"]} == {"alive"}
+    if gpu["used_bytes"] is not None:  # G7: what is over is the contexts
+        assert gpu["unaccounted_bytes"] == gpu["used_bytes"] - gpu["counted_bytes"]
+    one.kill()
+    other.grow(600)
+    assert total(machine) <= GIB
+    # Lowered under what is held: growth stops, idle memory goes back, nothing is killed.
+    assert other.ask("free")["reserved"] >= 1000 * MIB
+    other.grow(100)
+    machine.write('[limits]\ndevice = "200MiB"')
+    wait(lambda: total(machine) <= 200 * MIB)
+    assert "200.00 MiB" in other.refused(300)
+    machine.write('[limits]\ndevice = "1GiB"\nprocess = "500MiB"')
+    wait(lambda: other.ask("limits")["limits"]["limits"][0]["value"] == 500 * MIB)
+    other.grow(300)
+    assert "500.00 MiB" in other.refused(300)
+    shown = other.ask("limits")["text"]
+    assert f"process     500 MiB     400 MiB  {machine.file}, line 4" in shown, shown
+    assert f"device        1 GiB     400 MiB  {machine.file}, line 3" in shown, shown
+    assert other.end() == 0
+    assert rows(machine) == []
+
+
+def test_tenants_and_one_greedy(machine: Shared) -> None:
+    """G14: of processes with caps from the environment only the greedy one fails. Two of
+    them are one SLURM job, which has a cap of its own."""
+    machine.write('[[tenant]]\nslurm_job = "*"\nlimit = "512MiB"')
+    job = {"SLURM_JOB_ID": "12", "TORCHARENA_LIMIT": "400MiB"}
+    first, second = machine.start(2, **job)
+    greedy, alone = machine.start(2, TORCHARENA_LIMIT="2GiB")
+    for one in (first, second):
+        one.grow(200)
+    text = first.refused(150)
+    assert "job-12" in text and "512.00 MiB" in text, text
+    assert "400.00 MiB" in second.refused(300)
+    got = 0
+    while "error" not in (answer := greedy.ask("grow 256")):
+        got += 256
+    assert got == 2048 and "TORCHARENA_LIMIT" in answer["error"], answer
+    alone.grow(2000)
+    second.grow(100)
+    gpu = machine.gpu()
+    assert [row["tenant"] for row in gpu["processes"]].count("job-12") == 2
+    assert all(row["claimed"] == (row["tenant"] == "job-12") for row in gpu["processes"])
+    (tenant,) = [one for one in gpu["tenants"] if one["name"] == "job-12"]
+    assert tenant["cap_bytes"] == 512 * MIB and tenant["reserved_bytes"] == 500 * MIB
+    assert {row["slurm_job_id"] for row in gpu["processes"]} == {"12", ""}
+    assert {row["cap_source"] for row in gpu["processes"]} == {"environment"}
+    picture = machine.top("--once")
+    assert "job-12" in picture and "shared_cases.py" in picture
+
+
+def test_a_crowd_that_is_killed(machine: Shared) -> None:
+    """S27, small: processes that grow and shrink, killed at random moments; the cap holds
+    all the time, and afterwards a new one gets the whole of it at once."""
+    machine.write('[limits]\ndevice = "512MiB"')
+    crowd = machine.start(3)
+    for one in crowd:
+        one.tell("work 60")
+    highest, end = 0, time.monotonic() + 3
+    while time.monotonic() < end:
+        highest = max(highest, total(machine))
+        if len(crowd) > 1 and time.monotonic() > end - len(crowd):
+            crowd.pop().kill()
+    assert 256 * MIB < highest <= 512 * MIB
+    (last,) = crowd
+    last.kill()
+    (heir,) = machine.start()
+    assert heir.grow(512)["seconds"] < 5
+    assert total(machine) == 512 * MIB
+    assert [row["state"] for row in machine.gpu()["processes"]] == ["alive"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[limits]\nprocess = 3", "line 3: process=3: a number needs a unit"),
+        ('[limits]\ndevice = "1GiB"', "its ledger cannot be used"),
+    ],
+)
+def test_never_no_limit(machine: Shared, text: str, said: str) -> None:
+    """By TORCHARENA_ENABLE alone: `import torch` fails, and says why at the end too."""
+    machine.write(text)
+    machine.ledger.chmod(0o700)
+    code = (
+        "import os\nfrom torcharena import limits_trust\n"
+        "limits_trust.TRUSTED = {0, os.getuid()}\nimport torch\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=machine.environment | {"TORCHARENA_ENABLE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=simulated.TIMEOUT,
+        check=False,
+    )
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("torcharena: not enabled: the administrator's caps"), last
+    assert said in last, last
+
+
+@pytest.mark.parametrize("harm", ["link", "hard link", "other owner", "size", "layout"])
+def test_hostile_ledgers(machine: Shared, harm: str) -> None:
+    """Refused with the reason, by the process and by `top`; never a crash."""
+    uuid = uuid_of(machine)
+    path = machine.ledger / f"{uuid}.ledger"
+    if harm == "link":
+        path.symlink_to("/dev/null")
+    else:
+        path.write_bytes(b"\0" * 100)
+        path.chmod(0o660)
+    if harm == "hard link":
+        (machine.ledger / "other").hardlink_to(path)
+    if harm == "other owner":
+        if os.getuid() != 0:
+            pytest.skip("needs root, to give files away")
+        os.chown(path, 1234, 1234)
+    machine.write('[limits]\ndevice = "1GiB"')
+    (one,) = machine.start()
+    said = one.hello["error"]
+    words = {
+        "link": "is a link",
+        "hard link": "has 2 names (hard links)",
+        "other owner": "belongs to uid 1234",
+    }
+    assert "its ledger cannot be used" in said, said
+    assert words.get(harm, "is no ledger") in said, said
+    assert f"{uuid}.ledger" in said
+
+
+def uuid_of(machine: Shared) -> str:
+    """The simulated GPU's."""
+    code = "from torcharena import _core; print(_core.probe(0)['uuid'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=machine.environment,
+        capture_output=True,
+        text=True,
+        timeout=simulated.TIMEOUT,
+        check=True,
+    )
+    return done.stdout.strip()
