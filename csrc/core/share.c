@@ -351,6 +351,7 @@ ta_status ta_share_get(ta_allocator *a, int device, ta_share_state *state)
             state->slot = ta_ledger_slot(s->ledger);
             state->held = ta_ledger_held(s->ledger);
         }
+        snprintf(state->path, sizeof state->path, "%s/%s.ledger", s->directory, s->gpu);
         memcpy(state->tenant, s->who.tenant, sizeof state->tenant);
         memcpy(state->problem, s->problem, sizeof state->problem);
     }

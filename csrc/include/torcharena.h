@@ -195,6 +195,7 @@ TA_API uint64_t ta_limit(ta_allocator *allocator, int device, ta_limit_source *s
  * (docs/design/ledger.md): growth is charged there before the driver gives, and taken off
  * after it took back. Who does not take part is not counted. */
 #define TA_SHARE_TEXT 64 /* bytes of a name, its 0 included; longer ones are cut */
+#define TA_SHARE_PATH 512
 typedef struct ta_share_caps {
     uint64_t device; /* of all processes; TA_NO_LIMIT: none */
     uint64_t tenant; /* of those of our tenant */
@@ -226,7 +227,7 @@ typedef struct ta_share_state {
     int slot;
     uint64_t held; /* bytes charged: those of the pages held */
     ta_share_caps caps;
-    char tenant[TA_SHARE_TEXT];
+    char path[TA_SHARE_PATH], tenant[TA_SHARE_TEXT];
     char problem[TA_SHARE_WHY]; /* why it cannot be used any more; then growth is refused,
                                    or, where it only observes, goes on uncounted */
 } ta_share_state;
