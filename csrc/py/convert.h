@@ -58,6 +58,11 @@ PyObject *ta_py_record_stop(PyObject *self, PyObject *args);
 PyObject *ta_py_history_start(PyObject *self, PyObject *args);
 PyObject *ta_py_history_stop(PyObject *self, PyObject *args);
 PyObject *ta_py_history(PyObject *self, PyObject *args);
+PyObject *ta_py_ledger_open(PyObject *self, PyObject *args);
+PyObject *ta_py_ledger_caps(PyObject *self, PyObject *args);
+PyObject *ta_py_ledger_heed(PyObject *self, PyObject *args);
+PyObject *ta_py_ledger_state(PyObject *self, PyObject *args);
+PyObject *ta_py_ledger_read(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
 
