@@ -17,7 +17,7 @@ import warnings
 from typing import Any
 
 from . import caps, conf, limits_admin, limits_live, settings, sizes, state
-from .loading import core, log, pass_on, show_log, speaks_for_node, warn
+from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node, warn
 from .state import SizeLike, cuda_is_initialized, enabled
 
 __all__ = ["SETTERS", "enable", "enable_from_environment"]
@@ -301,7 +301,11 @@ def _cuda_is_up() -> None:
             library.create(now.fallback, now.page, now.slack)
             now.waiting.hand_over(library)
         now.creator, now.cuda_is_up = os.getpid(), True
-        limits_live.hold(library)
+        try:
+            limits_live.hold(library)
+        except RuntimeError as error:
+            atexit.register(say_refused, str(error))  # torch's own error buries it
+            raise
         caps.put_waiting()
         caps.check_given()
         first, now.announced = not now.announced, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import caps, limits_admin, limits_hardware, sizes, state
+from . import caps, ledgers, limits_admin, limits_hardware, sizes, state
 from .limits_admin import Admin, Device
 from .loading import core
 from .state import DeviceLike, device_index, needs_enabled
@@ -188,6 +188,28 @@ def _holds(source: str, admin: Admin) -> bool:
     return source != "admin" or admin.enforces
 
 
+def room(device: int) -> list[tuple[int, int]]:
+    """Of each cap that holds on the device, what can still be had, and the cap, in bytes. Of
+    those over several processes it is what was left a moment ago."""
+    library, admin = core(), state.current.admin
+    own, _ = library.limit(device)
+    held = library.stats(device)["reserved"][0]
+    found = [] if own is None else [(max(own - held, 0), own)]
+    known = admin.device(device) if admin else None
+    if known is None or not admin.shared(device):
+        return found
+    try:
+        rows = [one for one in ledgers.rows(admin.place.path, known.uuid) if one["alive"]]
+    except RuntimeError:  # growth will say why
+        return found
+    for scope, tenant in (("device", None), ("tenant", admin.tenant.name)):
+        cap = admin.least(scope, known)
+        if cap is not None:
+            used = sum(r["bytes"] for r in rows if tenant in (None, r["tenant"]))
+            found.append((max(cap - used, 0), cap))
+    return found
+
+
 def _add_held(found: Limits, device: Device) -> None:
     library: Any = core()
     if not library.created():
@@ -195,10 +217,8 @@ def _add_held(found: Limits, device: Device) -> None:
     found.held[device.index, "process"] = library.stats(device.index)["reserved"][0]
     if not found.ledger or not device.uuid:
         return
-    from . import ledgers
-
     try:
-        rows = ledgers.rows(found.ledger, device.uuid)
+        rows = [one for one in ledgers.rows(found.ledger, device.uuid) if one["alive"]]
     except RuntimeError:
         return
     found.held[device.index, "device"] = sum(row["bytes"] for row in rows)

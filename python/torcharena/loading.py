@@ -8,10 +8,20 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 import warnings
 from types import ModuleType
 
-__all__ = ["core", "loaded", "log", "pass_on", "show_log", "speaks_for_node", "warn"]
+__all__ = [
+    "core",
+    "loaded",
+    "log",
+    "pass_on",
+    "say_refused",
+    "show_log",
+    "speaks_for_node",
+    "warn",
+]
 
 log = logging.getLogger("torcharena")
 
@@ -84,6 +94,14 @@ def warn(text: str, *, once: bool = True, stacklevel: int = 3) -> None:
     _said.add(text)
     if speaks_for_node():
         warnings.warn(text, UserWarning, stacklevel=stacklevel)
+
+
+def say_refused(reason: str) -> None:
+    """At exit, after any traceback: why there is no arena though it was asked for; once."""
+    text = f"torcharena: not enabled: {reason}"
+    if speaks_for_node() and text not in _said:
+        _said.add(text)
+        print(text, file=sys.stderr)
 
 
 def pass_on() -> None:

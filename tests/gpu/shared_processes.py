@@ -25,6 +25,7 @@ class Process:
             [sys.executable, str(HERE / "shared_cases.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             bufsize=1,
             env=environment,
@@ -48,7 +49,7 @@ class Process:
         ready, _, _ = select.select([self._child.stdout], [], [], PATIENCE)
         assert ready, f"no answer in {PATIENCE} s"
         line = self._child.stdout.readline()
-        assert line, f"the process ended with {self._child.wait()}"
+        assert line, f"the process ended with {self._child.wait()}\n{self.said()}"
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -75,14 +76,17 @@ class Process:
         self._child.send_signal(signal.SIGKILL)
         self._child.wait()
 
+    def said(self) -> str:
+        """Standard error, after the end of its orders and so of the process."""
+        assert self._child.stdin is not None and self._child.stderr is not None
+        self._child.stdin.close()
+        return self._child.stderr.read()
+
     def end(self) -> int:
-        """The exit code."""
-        if self._child.poll() is None:
-            try:
-                self._child.communicate(timeout=PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-        return self._child.wait()
+        """The exit code, after the end of its orders."""
+        said = self.said()
+        assert said == "", said
+        return self._child.wait(PATIENCE)
 
 
 class Shared:

@@ -12,7 +12,9 @@ import pytest
 from shared_processes import Shared, shared
 
 GIB, MIB = 1 << 30, 1 << 20
-CONTEXT = 2 * GIB  # a process's context and its libraries' kernels; 0.4 to 0.6 were measured
+CONTEXT = (
+    2 * GIB
+)  # a process's context and its libraries' kernels; 0.4 to 0.6 were measured
 
 
 @pytest.fixture
@@ -83,7 +85,9 @@ def test_two_under_one_cap_as_nvml_sees_them(machine: Shared) -> None:
     finally:
         stop.set()
         reader.join()
-    print(f"highest {highest / GIB:.2f} GiB, before it {idle / GIB:.2f}, refused {refused}")
+    print(
+        f"highest {highest / GIB:.2f} GiB, before it {idle / GIB:.2f}, refused {refused}"
+    )
     assert max(refused) > 0
     assert cap - 2 * GIB < highest - idle <= cap + CONTEXT
     picture = machine.top("--once")

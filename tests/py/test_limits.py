@@ -23,6 +23,7 @@ from torcharena import (
     limits_hardware,
     limits_live,
     limits_reader,
+    limits_table,
     limits_trust,
     state,
     tenants,
@@ -537,8 +538,9 @@ def test_limits_prints_a_table(machine: Machine) -> None:
     machine.bring_up_cuda()
     machine.core.alloc(100 << 20, 0)
     rows = [
-        {"bytes": 100 << 20, "tenant": me, "started": 1.0, "slot": 0},
-        {"bytes": 1 << 30, "tenant": "other", "started": 1.0, "slot": 1},
+        {"bytes": 100 << 20, "tenant": me, "started": 1.0, "slot": 0, "alive": True},
+        {"bytes": 1 << 30, "tenant": "other", "started": 1.0, "slot": 1, "alive": True},
+        {"bytes": 9 << 30, "tenant": me, "started": 1.0, "slot": 2, "alive": False},
     ]
     machine.core.ledger_rows["/run/torcharena", "GPU-0"] = rows
     found = torcharena.limits(0)
@@ -556,3 +558,5 @@ def test_limits_prints_a_table(machine: Machine) -> None:
         "mode     enforce: growth over a cap is refused"
     )
     assert len(torcharena.limits()) == 2 * len(found)
+    room = limits_table.room(0)
+    assert room == [(6 * GIB - (100 << 20), 6 * GIB), (31 * GIB - (100 << 20), 32 * GIB)]
