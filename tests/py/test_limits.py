@@ -75,6 +75,7 @@ def machine(
     monkeypatch.setattr(limits_file, "PATH", str(made.path))
     monkeypatch.setattr(limits_trust, "TRUSTED", {0, os.getuid()})
     monkeypatch.setattr(ledgers, "unusable", lambda path: "")
+    monkeypatch.setattr(installing, "say_refused", lambda reason: None)
     # No thread: the tests look themselves.
     monkeypatch.setattr(limits_live.Watcher, "start", lambda self: watchers.append(self))
     watchers.clear()

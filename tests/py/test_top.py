@@ -272,6 +272,12 @@ def test_names_and_labels() -> None:
     assert {"slurm_job_id", "k8s_pod", "k8s_namespace"} <= set(metrics.METRICS[0].labels)
 
 
+def test_the_manual_has_every_metric() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    for metric in metrics.METRICS:
+        assert f"| `{metric.name}` | {metric.meaning} |" in text
+
+
 def test_the_text(machine: SimpleNamespace, tmp_path: Path) -> None:
     rows = [row(0, 1, label='a "b"\\\x1fslurm:12', refused=7)]
     machine.core.ledger_rows[str(machine.folder), GPU] = rows
