@@ -147,7 +147,10 @@ def gpus(directory: str) -> list[str]:
 
 
 def rows(directory: str, gpu: str) -> list[dict[str, Any]]:
-    """The processes of one GPU's ledger, as the C library gives them; those that hold most
-    first. Raises RuntimeError for a ledger that is not to be trusted."""
+    """The processes of one GPU's ledger, as the C library gives them; the living first, and
+    of them those that hold most. Raises RuntimeError for a ledger that is not to be trusted."""
     found: list[dict[str, Any]] = list(core().ledger_read(directory, gpu))
-    return sorted(found, key=lambda row: (-row["bytes"], row["started"], row["slot"]))
+    return sorted(
+        found,
+        key=lambda row: (not row["alive"], -row["bytes"], row["started"], row["slot"]),
+    )

@@ -20,7 +20,7 @@ __all__ = ["Gpu", "Overview", "Process", "TenantSum", "look"]
 @dataclass(frozen=True)
 class Process:
     """One process on one GPU; sizes in bytes. ``state``: ``alive``, or ``draining``: it has
-    died, and its bytes count until the next one who needs them takes them off.
+    died, its bytes count no more, and the driver may hold them for a moment yet.
     ``context``: what NVML counts for it besides; None where that is not known."""
 
     pid: int  # as its own pid namespace has it
@@ -164,6 +164,12 @@ def _gpu(
     gpu.counted = sum(one.reserved for one in gpu.processes if one.state == "alive")
     if gpu.used is not None:
         gpu.unaccounted = max(gpu.used - gpu.counted, 0)
+        # What the driver certainly has back does not drain any more.
+        gpu.processes = [
+            one
+            for one in gpu.processes
+            if one.state == "alive" or one.reserved <= gpu.unaccounted
+        ]
     known = {one.pid for one in gpu.processes}
     gpu.strangers = {pid: size for pid, size in listed.items() if pid not in known}
     _put_caps(gpu, rows, admin)

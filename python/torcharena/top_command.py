@@ -108,8 +108,10 @@ def _live(options: argparse.Namespace) -> int:
         )
         return 0
 
+    unicode = _unicode()  # before rich puts itself before the terminal
+
     def picture() -> Any:
-        rows = top_view.lines(top.look(options.ledger), _width(), _unicode())
+        rows = top_view.lines(top.look(options.ledger), _width(), unicode)
         return Text("\n", no_wrap=True).join(Text.assemble(*row) for row in rows)
 
     try:

@@ -234,3 +234,45 @@ def test_hostile_ledgers(ledger: Path) -> None:
     if os.getuid() == 0:
         os.chown(ledger, 1234, 1234)
         refused(ledger, "belongs to uid 1234, neither root nor us")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two other users")
+def test_two_users_and_root_share_a_ledger(tmp_path: Path) -> None:
+    """As /run/torcharena is: root's, and its group's. Each sees the others, and nobody who
+    is not in the group sees anything."""
+    group = 4321
+    code = f"""
+import os, sys
+from torcharena import _core, ledgers
+user, group = map(int, sys.argv[2:])
+os.setgroups([])
+os.setresgid(group, group, group)
+os.setresuid(user, user, user)
+_core.create()
+caps = (None, None, "enforce")
+found = _core.ledger_open(0, sys.argv[1], {UUID!r}, "x", "y", False, *caps)
+print(found["shared"], ledgers.unusable(sys.argv[1]))
+"""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.chown(folder, 0, group)
+    folder.chmod(0o2770)
+    at = tmp_path
+    while at != at.parent and not at.stat().st_mode & 0o001:
+        at.chmod(at.stat().st_mode | 0o011)
+        at = at.parent
+
+    def tried(user: int, gid: int) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder), str(user), str(gid)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+    assert tried(1234, group) == "True"
+    assert tried(1235, group) == "True"
+    assert tried(0, 0) == "True"
+    assert "Permission denied" in tried(1236, 5)
+    assert (folder / f"{UUID}.ledger").stat().st_mode & 0o777 == 0o660

@@ -97,8 +97,8 @@ def test_what_is_gathered(machine: SimpleNamespace) -> None:
     view = top.look()
     assert (view.mode, view.problem, view.nvml) == ("enforce", "", "")
     (gpu,) = view.gpus
-    assert [one.pid for one in gpu.processes] == [4001, 4000, 4002, 4003]
-    assert [one.state for one in gpu.processes] == ["alive", "alive", "draining", "alive"]
+    assert [one.pid for one in gpu.processes] == [4001, 4000, 4003, 4002]
+    assert [one.state for one in gpu.processes] == ["alive", "alive", "alive", "draining"]
     assert gpu.counted == int(51.5 * GIB)  # the dead count no more
     assert gpu.used == 60 * GIB and gpu.unaccounted == int(8.5 * GIB)
     assert gpu.cap == 64 * GIB and gpu.cap_source == f"{machine.file}, line 3"
@@ -108,7 +108,10 @@ def test_what_is_gathered(machine: SimpleNamespace) -> None:
         ("nlp", 0, None),
     ]
     assert gpu.processes[1].context == GIB // 2 and gpu.strangers == {7: GIB}
-    assert gpu.processes[3].k8s_pod == "train-0" and gpu.processes[3].claimed
+    assert gpu.processes[2].k8s_pod == "train-0" and gpu.processes[2].claimed
+    # What the driver has back does not drain any more.
+    machine.cards[0][0] = top_nvml.Card(GPU, 0, "Model 140", 140 * GIB, 52 * GIB)
+    assert len(top.look().gpus[0].processes) == 3
     machine.file.unlink()  # then what the processes go by
     (gpu,) = top.look(str(machine.folder)).gpus
     assert (gpu.cap, gpu.cap_source) == (72 * GIB, "admin")
@@ -178,8 +181,8 @@ def test_the_picture(machine: SimpleNamespace) -> None:
         "   PID  TENANT   LABEL       RESERVED   PEAK        CAP  REFUSED  STATE",
         "  4001  vision   train.py:1     30.0G  31.0G       none        0  alive",
         "  4000  vision   train.py:0     20.5G  21.5G  24.0G env        3  alive",
-        "  4002  nlp      train.py:2      4.0G   5.0G       none        0  draining",
         "  4003  job-12?  train.py:3      1.0G   2.0G       none        0  alive",
+        "  4002  nlp      train.py:2      4.0G   5.0G       none        0  draining",
     ]
     wide = top_view.plain(top_view.lines(top.look(), 140, unicode=False))
     for word in ("USER", "IDLE", "SPILLED", "job-12 (claimed)"):
