@@ -86,6 +86,12 @@ static void put_down(ta_device *d, ta_hand *hand, bool keep_created)
         if ((!release || release_page(d, page)) && !ready_push(d, page))
             release_page(d, page);
     }
+    /* Those that were ready to others during a wait. */
+    while (!keep_created && hand->created && d->ready.count) {
+        if (release_page(d, d->ready.pages[d->ready.count - 1])) break;
+        d->ready.count--;
+        hand->created--;
+    }
     ta_share_settle(d);
 }
 
@@ -475,6 +481,7 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
         status = gather(d, &hand, block->size, lack);
         lack->bytes = (hand.want - hand.count) * d->page_bytes;
         if (!status) status = map_all(d, arena, block, slots, &hand);
+        if (!status) hand.created = 0;
     }
     put_down(d, &hand, false);
     free(hand.pages);
