@@ -288,16 +288,16 @@ static ta_status look_ahead(ta_device *d, size_t need, ta_lack *lack)
         const uint64_t room = limit > held ? (limit - held) / d->page_bytes : 0;
         const uint64_t bytes = must * d->page_bytes;
         if (must > room) return capped(d, bytes - room * d->page_bytes, lack);
-        const size_t driver_has = driver_room(d, need);
         ta_status status = TA_OUT_OF_MEMORY;
         lack->bytes = bytes;
-        if (must > driver_has) {
+        if (ta_share_charged(d) < bytes)
+            status = ta_share_charge(d, bytes, bytes, lack);
+        else {
+            const size_t driver_has = driver_room(d, need);
+            if (must <= driver_has) break;
             lack->bytes -= driver_has * d->page_bytes;
             lack->refusal.scope = TA_SCOPE_NONE;
-        } else if (ta_share_charged(d) >= bytes)
-            break;
-        else
-            status = ta_share_charge(d, bytes, bytes, lack);
+        }
         if (status && status != TA_OUT_OF_MEMORY) return status;
         if (status && !ta_share_await(d, bytes, lack)) return status;
     }
@@ -466,7 +466,10 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
 {
     ta_chunk *c = block->chunk;
     ta_status status = look_ahead(d, need, lack);
-    if (status) return status;
+    if (status) {
+        ta_share_settle(d);
+        return status;
+    }
     ta_hand hand = {calloc(need, sizeof *hand.pages), 0, need, 0};
     uint32_t *slots = calloc(need, sizeof *slots), n = 0;
     status = TA_NO_HOST_MEMORY;

@@ -199,6 +199,7 @@ bool ta_share_await(ta_device *d, uint64_t bytes, ta_lack *lack)
     if (!s || s->left || !s->ledger) return false;
     switch (lack->refusal.scope) {
     case TA_SCOPE_NONE:
+        ta_share_settle(d);
         return await_driver(d, lack);
     case TA_SCOPE_TENANT:
     case TA_SCOPE_DEVICE:
