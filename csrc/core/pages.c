@@ -239,7 +239,7 @@ static ta_status grow(ta_device *d, ta_hand *hand, uint64_t most, ta_lack *lack)
             return status;
     }
     ta_status status = make_page(d, hand);
-    if (status == TA_OUT_OF_MEMORY) lack->refusal.scope = TA_SCOPE_NONE;
+    if (status == TA_OUT_OF_MEMORY) lack->refusal = (ta_refusal){0};
     return status;
 }
 
@@ -296,10 +296,12 @@ static ta_status look_ahead(ta_device *d, size_t need, ta_lack *lack)
             const size_t driver_has = driver_room(d, need);
             if (must <= driver_has) break;
             lack->bytes -= driver_has * d->page_bytes;
-            lack->refusal.scope = TA_SCOPE_NONE;
+            lack->refusal = (ta_refusal){0};
         }
         if (status && status != TA_OUT_OF_MEMORY) return status;
-        if (status && !ta_share_await(d, bytes, lack)) return status;
+        if (!status || ta_share_await(d, bytes, lack)) continue;
+        if (lack->refusal.short_by) lack->bytes = lack->refusal.short_by;
+        return status;
     }
     return TA_OK;
 }

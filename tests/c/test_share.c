@@ -44,7 +44,7 @@ TEST(the_sum_stays_under_the_cap)
     CHECK_EQ(oom.refusal.cap, 64 * MiB);
     CHECK_EQ(oom.refusal.others, 40 * MiB);
     CHECK_EQ(oom.refusal.processes, 1);
-    CHECK_EQ(oom.short_by, 28 * MiB); /* seven pages that would have to be new */
+    CHECK_EQ(oom.short_by, 4 * MiB); /* of seven new pages there is room for six */
     ta_oom_text(&oom, text, sizeof text);
     CHECK(strstr(text, "64.00 MiB allowed (the cap that the processes on this GPU share, "
                        "of which 1 other holds 40.00 MiB and this one 0 bytes; CUDA "
