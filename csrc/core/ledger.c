@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,6 +29,8 @@ struct ta_ledger {
     ta_ledger *next; /* of all that this process has; guarded by `all_lock` */
     int fd;          /* -1 in a forked child */
     int slot;
+    dev_t device; /* of the file that fd was opened on */
+    ino_t inode;
     atomic_flag busy;
     atomic_int waiters;           /* our threads that wait for growth */
     _Atomic uint64_t turns;       /* times that a thread of ours had it */
@@ -52,14 +55,27 @@ static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static ta_ledger *all;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+/* fd is still what was opened: programs that close what they did not open, and then open files
+ * of their own, must not find our words in them. *names: how many the ledger has. */
+static bool is_ours(const ta_ledger *l, nlink_t *names)
+{
+    struct stat about;
+    if (l->fd < 0 || fstat(l->fd, &about) != 0) return false;
+    *names = about.st_nlink;
+    return about.st_dev == l->device && about.st_ino == l->inode;
+}
+static void close_it(ta_ledger *l)
+{
+    nlink_t names;
+    if (is_ours(l, &names)) close(l->fd);
+    l->fd = -1;
+}
+
 static void before_fork(void) { pthread_mutex_lock(&all_lock); }
 static void after_fork_parent(void) { pthread_mutex_unlock(&all_lock); }
 static void after_fork_child(void)
 {
-    for (ta_ledger *l = all; l; l = l->next) {
-        if (l->fd >= 0) close(l->fd);
-        l->fd = -1;
-    }
+    for (ta_ledger *l = all; l; l = l->next) close_it(l);
     pthread_mutex_unlock(&all_lock);
 }
 static void install_fork_handlers(void)
@@ -116,12 +132,27 @@ static void wait_no_more(ta_ledger *l)
         ta_byte_lock(l->fd, TA_LEDGER_WAITING, F_UNLCK, false);
 }
 
+/* NULL: all is well. A ledger that was removed does not count for those who come later. */
+static const char *amiss(const ta_ledger *l)
+{
+    nlink_t names;
+    if (!is_ours(l, &names)) return "the ledger's file was closed by this program";
+    return names ? NULL : "the ledger was removed";
+}
+
 static bool try_to_take(ta_ledger *l)
 {
     if (atomic_flag_test_and_set_explicit(&l->busy, memory_order_acquire)) return false;
     if (ta_byte_lock(l->fd, TA_LEDGER_GROWTH, F_WRLCK, false)) return true;
     atomic_flag_clear_explicit(&l->busy, memory_order_release); /* for releases */
     return false;
+}
+
+static void drop(ta_ledger *l)
+{
+    step("before unlock");
+    ta_byte_lock(l->fd, TA_LEDGER_GROWTH, F_UNLCK, false);
+    atomic_flag_clear_explicit(&l->busy, memory_order_release);
 }
 
 /* Who comes while others wait lets them try first: else one that grows all the time would
@@ -155,6 +186,12 @@ static ta_status take(ta_ledger *l, char *why, size_t size)
         pause_a_little(tries);
     }
     if (waiting) wait_no_more(l);
+    const char *wrong = amiss(l);
+    if (wrong) {
+        snprintf(why, size, "%s", wrong);
+        drop(l);
+        return TA_INVALID;
+    }
     atomic_fetch_add(&l->turns, 1);
     if (waiting || crowd) {
         uint64_t next = 0;
@@ -163,13 +200,6 @@ static ta_status take(ta_ledger *l, char *why, size_t size)
     }
     step("locked");
     return TA_OK;
-}
-
-static void drop(ta_ledger *l)
-{
-    step("before unlock");
-    ta_byte_lock(l->fd, TA_LEDGER_GROWTH, F_UNLCK, false);
-    atomic_flag_clear_explicit(&l->busy, memory_order_release);
 }
 
 /* --- joining ---------------------------------------------------------------------------------- */
@@ -189,7 +219,7 @@ static void discard(ta_ledger *l)
     ta_ledger **at = &all;
     while (*at != l) at = &(*at)->next;
     *at = l->next;
-    if (l->fd >= 0) close(l->fd);
+    close_it(l);
     pthread_mutex_unlock(&all_lock);
     free(l);
 }
@@ -251,6 +281,11 @@ ta_status ta_ledger_join(const char *directory, const char *gpu, const ta_ledger
      * the locks that are taken later. */
     pthread_mutex_lock(&all_lock);
     ta_status status = ta_ledger_open(directory, gpu, true, &l->fd, NULL, why);
+    struct stat about = {0};
+    if (!status && fstat(l->fd, &about) != 0)
+        status = fail(why, TA_DRIVER, "the ledger cannot be looked at");
+    l->device = about.st_dev;
+    l->inode = about.st_ino;
     l->next = all;
     all = l;
     pthread_mutex_unlock(&all_lock);
@@ -447,7 +482,7 @@ void ta_ledger_release(ta_ledger *l, uint64_t bytes)
     atomic_store(&l->held, held);
     step("before release");
     /* Where it fails we count for more than we have: never for less. */
-    write_own(l, held);
+    if (!amiss(l)) write_own(l, held);
     step("released");
     atomic_flag_clear_explicit(&l->busy, memory_order_release);
 }

@@ -136,10 +136,13 @@ static void add_cap(ta_text *t, const ta_oom *oom)
         const bool tenant = no->scope == TA_SCOPE_TENANT;
         add_size(t, "", no->cap, " allowed (the cap that the processes ");
         if (tenant) add(t, "of tenant '%s' ", no->why);
-        add(t, "on this GPU share, of which %d other%s ", no->processes,
-            no->processes == 1 ? " holds" : "s hold");
-        add_size(t, "", no->others, " and this one ");
-        add_size(t, "", no->ours, "; CUDA contexts come on top); ");
+        if (no->processes)
+            add(t, "on this GPU share, of which %d other%s ", no->processes,
+                no->processes == 1 ? " holds" : "s hold");
+        else
+            add(t, "on this GPU share, of which nobody else holds any, ");
+        if (no->processes) add_size(t, "", no->others, " and ");
+        add_size(t, "this one ", no->ours, "; CUDA contexts come on top); ");
     } else if (oom->limit != TA_NO_LIMIT) {
         add_size(t, "", oom->limit, " allowed");
         add(t, " (the cap %s, for this process; the CUDA context comes on top); ",

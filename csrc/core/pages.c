@@ -86,6 +86,12 @@ static void put_down(ta_device *d, ta_hand *hand, bool keep_created)
         if ((!release || release_page(d, page)) && !ready_push(d, page))
             release_page(d, page);
     }
+    /* Those that were ready to others during a wait. */
+    while (!keep_created && hand->created && d->ready.count) {
+        if (release_page(d, d->ready.pages[d->ready.count - 1])) break;
+        d->ready.count--;
+        hand->created--;
+    }
     ta_share_settle(d);
 }
 
@@ -233,7 +239,7 @@ static ta_status grow(ta_device *d, ta_hand *hand, uint64_t most, ta_lack *lack)
             return status;
     }
     ta_status status = make_page(d, hand);
-    if (status == TA_OUT_OF_MEMORY) lack->refusal.scope = TA_SCOPE_NONE;
+    if (status == TA_OUT_OF_MEMORY) lack->refusal = (ta_refusal){0};
     return status;
 }
 
@@ -282,18 +288,20 @@ static ta_status look_ahead(ta_device *d, size_t need, ta_lack *lack)
         const uint64_t room = limit > held ? (limit - held) / d->page_bytes : 0;
         const uint64_t bytes = must * d->page_bytes;
         if (must > room) return capped(d, bytes - room * d->page_bytes, lack);
-        const size_t driver_has = driver_room(d, need);
         ta_status status = TA_OUT_OF_MEMORY;
         lack->bytes = bytes;
-        if (must > driver_has) {
-            lack->bytes -= driver_has * d->page_bytes;
-            lack->refusal.scope = TA_SCOPE_NONE;
-        } else if (ta_share_charged(d) >= bytes)
-            break;
-        else
+        if (ta_share_charged(d) < bytes)
             status = ta_share_charge(d, bytes, bytes, lack);
+        else {
+            const size_t driver_has = driver_room(d, need);
+            if (must <= driver_has) break;
+            lack->bytes -= driver_has * d->page_bytes;
+            lack->refusal = (ta_refusal){0};
+        }
         if (status && status != TA_OUT_OF_MEMORY) return status;
-        if (status && !ta_share_await(d, bytes, lack)) return status;
+        if (!status || ta_share_await(d, bytes, lack)) continue;
+        if (lack->refusal.short_by) lack->bytes = lack->refusal.short_by;
+        return status;
     }
     return TA_OK;
 }
@@ -460,7 +468,10 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
 {
     ta_chunk *c = block->chunk;
     ta_status status = look_ahead(d, need, lack);
-    if (status) return status;
+    if (status) {
+        ta_share_settle(d);
+        return status;
+    }
     ta_hand hand = {calloc(need, sizeof *hand.pages), 0, need, 0};
     uint32_t *slots = calloc(need, sizeof *slots), n = 0;
     status = TA_NO_HOST_MEMORY;
@@ -475,6 +486,7 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
         status = gather(d, &hand, block->size, lack);
         lack->bytes = (hand.want - hand.count) * d->page_bytes;
         if (!status) status = map_all(d, arena, block, slots, &hand);
+        if (!status) hand.created = 0;
     }
     put_down(d, &hand, false);
     free(hand.pages);

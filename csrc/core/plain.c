@@ -132,7 +132,7 @@ static ta_status take(ta_device *d, uint64_t size, uint64_t *addr, ta_lack *lack
     if (!status && !fits(d, size)) status = capped(d, size, lack); /* others grew */
     if (!status) {
         status = driver->plain_alloc(driver->self, d->ordinal, size, addr);
-        if (status) lack->refusal.scope = TA_SCOPE_NONE;
+        if (status) lack->refusal = (ta_refusal){0};
     }
     if (!status) {
         ta_share_spend(d, size);

@@ -43,6 +43,14 @@ static ta_ledger_terms terms_of(const ta_device *d)
     return (ta_ledger_terms){d->share->caps, limit, (int)source};
 }
 
+/* The last to use a ledger that was left closes it. */
+static void leave_if_over(ta_share *s)
+{
+    if (s->charging || !s->left || !s->ledger) return;
+    ta_ledger_leave(s->ledger);
+    s->ledger = NULL;
+}
+
 /* Calls that use the ledger with `pages` dropped stand between these two. */
 static void begin_charging(ta_device *d)
 {
@@ -52,10 +60,8 @@ static void begin_charging(ta_device *d)
 static void end_charging(ta_device *d)
 {
     ta_lock_take(&d->pages);
-    ta_share *s = d->share;
-    if (--s->charging || !s->left || !s->ledger) return;
-    ta_ledger_leave(s->ledger);
-    s->ledger = NULL;
+    d->share->charging--;
+    leave_if_over(d->share);
 }
 
 /* The ledger cannot be used. */
@@ -65,6 +71,7 @@ static ta_status trouble(ta_share *s, ta_status status, const char *why, ta_lack
     if (s->caps.observe) {
         s->left = true;
         s->charged = 0;
+        leave_if_over(s);
         return TA_OK;
     }
     lack->refusal = (ta_refusal){.scope = TA_SCOPE_LEDGER};
@@ -192,6 +199,7 @@ bool ta_share_await(ta_device *d, uint64_t bytes, ta_lack *lack)
     if (!s || s->left || !s->ledger) return false;
     switch (lack->refusal.scope) {
     case TA_SCOPE_NONE:
+        ta_share_settle(d);
         return await_driver(d, lack);
     case TA_SCOPE_TENANT:
     case TA_SCOPE_DEVICE:

@@ -489,6 +489,49 @@ TEST(truncated_and_overwritten_under_us)
     close_directory();
 }
 
+/* What the ledger was opened as. */
+static int descriptor_of_it(void)
+{
+    struct stat it, other;
+    path_of(ledger_path, sizeof ledger_path);
+    if (stat(ledger_path, &it)) return -1;
+    for (int fd = 3; fd < 256; fd++)
+        if (!fstat(fd, &other) && other.st_ino == it.st_ino && other.st_dev == it.st_dev)
+            return fd;
+    return -1;
+}
+
+/* Removed, or closed by a program that closes all it finds: growth is refused, for the cap
+ * would not hold any more, and no other file is written to. */
+TEST(removed_and_closed_under_us)
+{
+    open_directory();
+    char aside[300];
+    struct stat about;
+    ta_ledger *l = join(&nobody);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_OK);
+    const int fd = descriptor_of_it();
+    CHECK(fd >= 0);
+    snprintf(aside, sizeof aside, "%s.aside", ledger_path);
+    CHECK_EQ(rename(ledger_path, aside), 0);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_OK); /* it is still there, somewhere */
+    CHECK_EQ(unlink(aside), 0);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
+    CHECK_STR(why, "the ledger was removed");
+    int other = open(aside, O_RDWR | O_CREAT | O_EXCL, 0600);
+    CHECK_EQ(dup2(other, fd), fd);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
+    CHECK_STR(why, "the ledger's file was closed by this program");
+    ta_ledger_release(l, GIB);
+    CHECK_EQ(ta_ledger_asked(l), 0);
+    CHECK_EQ(fstat(other, &about), 0);
+    CHECK_EQ(about.st_size, 0);
+    ta_ledger_leave(l);
+    close(other);
+    unlink(aside);
+    close_directory();
+}
+
 /* The driver may not have a dead process's memory back yet: the ledger knows for how long. */
 TEST(the_dead_drain)
 {
