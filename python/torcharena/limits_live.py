@@ -16,6 +16,7 @@ from . import ledgers, limits_admin, limits_file, limits_trust, state, tenants
 from .limits_admin import Admin
 from .limits_file import AdminFile, Malformed
 from .loading import core, log, speaks_for_node, warn
+from .sizes import format_size
 
 __all__ = ["SECONDS", "Watcher", "hold"]
 
@@ -58,6 +59,7 @@ class Watcher(threading.Thread):
                 if beats % _HEED == 0:
                     for device in list(self._admin.opened):
                         core().ledger_heed(device)
+                    self.observe()
             except core().Error as error:  # the process is ending, or a forked child
                 log.debug("the administrator's file is watched no more: %s", error)
                 return
@@ -85,6 +87,22 @@ class Watcher(threading.Thread):
             return
         with state.lock:
             self._put(file)
+
+    def observe(self) -> None:
+        """In mode observe: says so, once, where a cap on the process would have held."""
+        admin = self._admin
+        if admin.mode != "observe":
+            return
+        for device in admin.devices:
+            cap = admin.least("process", device)
+            peak = core().stats(device.index)["reserved"][1]
+            if cap is not None and peak > cap:
+                warn(
+                    f"torcharena: this process has held {format_size(peak)} on device "
+                    f"{device.index}; enforced, {admin.where(device.index)} would have capped "
+                    f"it at {format_size(cap)}"
+                )
+                return
 
     def _put(self, file: AdminFile | None) -> None:
         admin = self._admin
@@ -115,8 +133,6 @@ class Watcher(threading.Thread):
 
 def said(admin: Admin) -> str:
     """The caps on the first device, in a few words."""
-    from .sizes import format_size
-
     if admin.file is None:
         return "it is gone, and with it its caps"
     device = admin.devices[0] if admin.devices else None

@@ -42,7 +42,7 @@ class Limits(list[Limit]):
     tenant: str = ""
     claimed: bool = False  # the tenant is what the environment says
     ledger: str = ""  # the directory where this process is counted with others; "": none
-    why: str = ""  # and why
+    why: str = ""  # why none, or what is wrong with it now
     names: dict[int, str] = field(default_factory=dict)  # of the devices
     held: dict[tuple[int, str], int] = field(default_factory=dict)  # bytes, where known
 
@@ -70,7 +70,8 @@ class Limits(list[Limit]):
             lines += self._device(device)
         claimed = ", claimed by the environment" if self.claimed else ""
         lines += ["", f"tenant   {self.tenant}{claimed}"]
-        lines.append(f"ledger   {self.ledger or 'none: ' + self.why}")
+        ledger = f"{self.ledger or 'none'}{': ' if self.why else ''}{self.why}"
+        lines.append(f"ledger   {ledger}")
         lines.append(f"mode     {_MODES[self.mode]}")
         return "\n".join(lines)
 
@@ -217,6 +218,7 @@ def _add_held(found: Limits, device: Device) -> None:
     found.held[device.index, "process"] = library.stats(device.index)["reserved"][0]
     if not found.ledger or not device.uuid:
         return
+    found.why = library.ledger_state(device.index)["problem"]
     try:
         rows = [one for one in ledgers.rows(found.ledger, device.uuid) if one["alive"]]
     except RuntimeError:

@@ -96,7 +96,8 @@ class Shared:
         self.ledger, self.file = folder / "run", folder / "limits.toml"
         self.ledger.mkdir()
         self.ledger.chmod(0o2770)
-        self.environment = environment | {"TORCHARENA_TEST_LIMITS": str(self.file)}
+        names = ("TORCHARENA_TEST_LIMITS", "TORCHARENA_SIM_LIMITS")
+        self.environment = environment | dict.fromkeys(names, str(self.file))
         self.processes: list[Process] = []
 
     def write(self, text: str) -> None:

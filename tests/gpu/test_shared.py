@@ -19,7 +19,12 @@ CONTEXT = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Shared]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TORCHARENA_")}
+    ours, simulated = "TORCHARENA_", "TORCHARENA_SIM_"
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(simulated) or not name.startswith(ours)
+    }
     with shared(tmp_path, kept) as made:
         yield made
 

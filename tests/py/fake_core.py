@@ -203,6 +203,9 @@ class FakeCore(ModuleType):
         self.calls.append(("ledger_heed", index))
         return 0
 
+    def ledger_state(self, index: int) -> dict[str, Any]:
+        return {"open": index in self.ledgers, "problem": ""}
+
     def ledger_read(self, directory: str, uuid: str) -> list[dict[str, Any]]:
         if self.ledger_problem:
             raise self.Error(self.ledger_problem)

@@ -71,7 +71,8 @@ def machine(
     monkeypatch.setattr(torch_memory, "install", lambda torch: None)
     monkeypatch.setattr(caps, "_totals", lambda: [TOTAL, TOTAL] if up else None)
     monkeypatch.setattr(caps, "announcement", lambda: "announced")
-    monkeypatch.setattr(caps, "device_index", lambda device: device or 0)
+    for module in (caps, limits_table):
+        monkeypatch.setattr(module, "device_index", lambda device: device or 0)
     monkeypatch.setattr(limits_file, "PATH", str(made.path))
     monkeypatch.setattr(limits_trust, "TRUSTED", {0, os.getuid()})
     monkeypatch.setattr(ledgers, "unusable", lambda path: "")
@@ -183,6 +184,20 @@ def test_observe_counts_and_enforces_nothing(machine: Machine) -> None:
     shown = str(torcharena.limits(0))
     assert "limits.toml, line 3 (observed, not enforced)" in shown
     assert torcharena.limits(0).least() == 16 * GIB
+
+
+def test_observe_says_what_it_would_have_done(machine: Machine) -> None:
+    machine.write('mode = "observe"\n[limits]\nprocess = "8MiB"')
+    torcharena.enable()
+    machine.bring_up_cuda()
+    machine.core.alloc(8 << 20)
+    quiet(watchers[0].observe)
+    machine.core.alloc(1)
+    with pytest.warns(
+        UserWarning, match=r"held 12 MiB on device 0; enforced, .*line 3 would"
+    ):
+        watchers[0].observe()
+    quiet(watchers[0].observe)
 
 
 def test_off_leaves_the_users_own(

@@ -29,7 +29,6 @@ def machine(tmp_path: Path) -> Iterator[Shared]:
     (tmp_path / "gpu").mkdir()
     environment = simulated.environment(TORCHARENA_SIM_DIR=str(tmp_path / "gpu"))
     with shared(tmp_path, environment) as made:
-        made.environment["TORCHARENA_SIM_LIMITS"] = str(made.file)
         yield made
 
 

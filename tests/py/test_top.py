@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import grp
 import json
 import os
+import pty
+import re
+import signal
+import struct
+import subprocess
 import sys
+import termios
 import urllib.request
 from pathlib import Path
 from threading import Thread
@@ -77,7 +85,7 @@ def machine(
     """A machine with one GPU, its ledger and an administrator's file."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o770)
-    (folder / f"{GPU}.ledger").touch()
+    (folder / f"{GPU}.ledger").touch(mode=0o600)
     (folder / f".{GPU}.ledger.0123").touch()  # one that is being made
     fake.ledger_rows[str(folder), GPU] = ROWS
     file = tmp_path / "limits.toml"
@@ -223,6 +231,37 @@ def test_top_where_nobody_is(
     assert cli.main(["top", "--once"]) == 0
     shown = capsys.readouterr().out
     assert "no ledger" in shown and "TORCHARENA_LEDGER=none" in shown
+
+
+def test_top_redraws_in_place(machine: SimpleNamespace, tmp_path: Path) -> None:
+    """In a terminal of 80 columns, until it is interrupted."""
+    pytest.importorskip("rich")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    code = (
+        "import sys\nfrom torcharena import cli\n"
+        "sys.exit(cli.main(['top', '--interval', '0.1', '--ledger', sys.argv[1]]))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(machine.folder)],
+        stdin=slave,
+        stdout=slave,
+        env={**os.environ, "TERM": "xterm", "PYTHONUTF8": "1"},
+    )
+    os.close(slave)
+    said = b""
+    with contextlib.suppress(OSError):  # of a terminal whose other end is closed
+        while part := os.read(master, 65536):
+            said += part
+            if said.count(b"torcharena top") == 3:
+                child.send_signal(signal.SIGINT)
+    os.close(master)
+    assert child.wait(60) == 0
+    shown = said.decode()
+    assert "\x1b[1A" in shown, "it goes up again"
+    assert "is no ledger" in shown and f"GPU  {GPU}" in re.sub(
+        r"\x1b\[[0-9;]*m", "", shown
+    )
 
 
 def test_limits_command(
