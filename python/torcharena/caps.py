@@ -88,7 +88,6 @@ def _totals() -> list[int] | None:
 def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) -> None:
     """One source's cap. A share of a device waits until the device can be asked."""
     library = keeper()
-    check_shared(size, device, strict)
     totals = _totals()
     waits = size is not None and size.bytes is None and totals is None
     if size is None or size.bytes is not None:
@@ -114,20 +113,32 @@ def _apply(
     shown = range(len(_totals() or [0])) if device < 0 else [device]
     before = {index: library.limit(index) for index in shown}
     if strict:  # known before anything changes
-        for index, (holds, holder) in before.items():
-            if holder != source and _clamps(holds, wanted):
-                raise RuntimeError(_clamped(holds, _named(holder, index), wanted))
+        for index in shown:
+            if text := _lower(index, source, wanted):
+                raise RuntimeError(text)
     library.set_limit(device, source, wanted)
     for index in shown:
-        holds, holder = library.limit(index)
-        if holder == source or not _clamps(holds, wanted):
+        text = _lower(index, source, wanted)
+        if text is None:
             continue
         if strict:  # ours held before, and hid the other's
             for back in shown:
                 library.set_limit(back, source, before[back][0])
-            raise RuntimeError(_clamped(holds, _named(holder, index), wanted))
-        warn(_clamped(holds, _named(holder, index), wanted), stacklevel=5)
+            raise RuntimeError(text)
+        warn(text, stacklevel=0)
         return
+
+
+def _lower(index: int, source: str, wanted: int | None) -> str | None:
+    """What to say where others' caps are lower than what a source asks for: the least of
+    them, over the process or over several."""
+    holds, holder = keeper().limit(index)
+    found = [] if holds is None or holder == source else [(holds, _named(holder, index))]
+    if state.current.admin is not None:
+        found += state.current.admin.shared(index)
+    if not found or not _clamps(min(found)[0], wanted):
+        return None
+    return _clamped(*min(found), wanted)
 
 
 def _clamps(holds: int | None, wanted: int | None) -> bool:
@@ -155,40 +166,21 @@ def put_waiting() -> None:
         put(source, device, size, state.current.strict)
 
 
-def check_shared(size: sizes.Size | None, device: int | None, strict: bool) -> None:
-    """Says so where a cap over several processes is lower than what was asked for."""
-    admin, totals = state.current.admin, _totals()
-    if size is None or admin is None or (size.bytes is None and totals is None):
-        return
-    count = len(totals) if totals else 1
-    for index in range(count) if device is None else [device]:
-        wanted = size.resolve(totals[index] if totals else None)
-        for holds, where in admin.shared(index):
-            if wanted <= holds:
-                continue
-            text = _clamped(holds, where, wanted)
-            if strict:
-                raise RuntimeError(text)
-            warn(text, stacklevel=5)
-
-
 def check_given() -> None:
-    """The administrator's caps of each device are known now: says which of the others' they
-    clamp. Raises RuntimeError where the settings are strict."""
-    library, strict = keeper(), state.current.strict
+    """The administrator's caps of each device are known now: says where one is lower than
+    what was asked for. Raises RuntimeError where the settings are strict."""
     totals = _totals() or []
     for (source, device), size in state.current.given.items():
-        check_shared(size, device, strict)
+        if size is None:
+            continue
         for index in range(len(totals)) if device is None else [device]:
-            holds, holder = library.limit(index)
-            if holder != "admin" or size is None or source == "admin":
+            text = _lower(index, source, size.resolve(totals[index]))
+            if text is None:
                 continue
-            wanted = size.resolve(totals[index])
-            if _clamps(holds, wanted):
-                text = _clamped(holds, _named(holder, index), wanted)
-                if strict:
-                    raise RuntimeError(text)
-                warn(text, stacklevel=5)
+            if state.current.strict:
+                raise RuntimeError(text)
+            warn(text, stacklevel=0)
+            break
 
 
 def announcement() -> str:
@@ -199,7 +191,7 @@ def announcement() -> str:
     page = sizes.format_size(state.current.page or state.DEFAULT_PAGE)
     admin = state.current.admin
     held = admin.shared(device_index(None)) if admin else []
-    shared = "".join(f"; {sizes.format_size(size)} from {where}" for size, where in held)
+    shared = "".join(f"; {sizes.format_size(size)} by {where}" for size, where in held)
     if bytes_ is None:
         return f"no cap, pages of {page}{shared}"
     name = torch.cuda.get_device_name(device_index(None))

@@ -189,6 +189,17 @@ def _holds(source: str, admin: Admin) -> bool:
     return source != "admin" or admin.enforces
 
 
+def shared(device: int) -> list[str]:
+    """The caps over several processes, each with whose it is and what is left of it."""
+    admin = state.current.admin
+    caps_ = admin.shared(device) if admin else []
+    lefts = room(device)[-len(caps_) :] if caps_ else []
+    return [
+        f"{sizes.format_size(cap)} from {where}; {sizes.format_size(left)} left"
+        for (cap, where), (left, _) in zip(caps_, lefts, strict=False)
+    ]
+
+
 def room(device: int) -> list[tuple[int, int]]:
     """Of each cap that holds on the device, what can still be had, and the cap, in bytes. Of
     those over several processes it is what was left a moment ago."""
@@ -203,7 +214,7 @@ def room(device: int) -> list[tuple[int, int]]:
         rows = [one for one in ledgers.rows(admin.place.path, known.uuid) if one["alive"]]
     except RuntimeError:  # growth will say why
         return found
-    for scope, tenant in (("device", None), ("tenant", admin.tenant.name)):
+    for scope, tenant in (("tenant", admin.tenant.name), ("device", None)):
         cap = admin.least(scope, known)
         if cap is not None:
             used = sum(r["bytes"] for r in rows if tenant in (None, r["tenant"]))

@@ -26,6 +26,7 @@ from torcharena import (
     limits_table,
     limits_trust,
     state,
+    stats,
     tenants,
     torch_memory,
 )
@@ -71,7 +72,7 @@ def machine(
     monkeypatch.setattr(torch_memory, "install", lambda torch: None)
     monkeypatch.setattr(caps, "_totals", lambda: [TOTAL, TOTAL] if up else None)
     monkeypatch.setattr(caps, "announcement", lambda: "announced")
-    for module in (caps, limits_table):
+    for module in (caps, limits_table, stats):
         monkeypatch.setattr(module, "device_index", lambda device: device or 0)
     monkeypatch.setattr(limits_file, "PATH", str(made.path))
     monkeypatch.setattr(limits_trust, "TRUSTED", {0, os.getuid()})
@@ -104,10 +105,13 @@ def test_the_administrators_cap_holds_over_the_others(
 ) -> None:
     machine.write('[limits]\nprocess = "8GiB"')
     monkeypatch.setenv("TORCHARENA_LIMIT", "4GiB")
-    with pytest.warns(
-        UserWarning, match="4 GiB from TORCHARENA_LIMIT is lower and holds"
-    ):
+    with pytest.warns() as said:
         torcharena.enable(limit="16GiB")
+    assert [str(one.message) for one in said] == [
+        "torcharena: a cap of 16 GiB was asked for; the one of 4 GiB from "
+        "TORCHARENA_LIMIT is lower and holds"
+    ]
+    assert said[0].filename == __file__
     assert torcharena.limit() == 4 * GIB
     machine.bring_up_cuda()
     assert machine.core.limit(0) == machine.core.limit(1) == (4 * GIB, "environment")
@@ -576,3 +580,5 @@ def test_limits_prints_a_table(machine: Machine) -> None:
     assert len(torcharena.limits()) == 2 * len(found)
     room = limits_table.room(0)
     assert room == [(6 * GIB - (100 << 20), 6 * GIB), (31 * GIB - (100 << 20), 32 * GIB)]
+    line = f"cap: 32 GiB from {machine.path}, line 3 (all processes together); 30.90 GiB left"
+    assert line in torcharena.memory_summary(0).splitlines()
