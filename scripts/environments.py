@@ -211,7 +211,9 @@ def main(arguments: list[str]) -> int:
         )
     python = prepare(arguments[0])
     if arguments[1:]:
-        environment = {**os.environ, "VIRTUAL_ENV": str(python.parent.parent)}
+        # TORCHARENA_TORCH is for this program: the package would refuse it as misspelt.
+        asked = {k: v for k, v in os.environ.items() if k != "TORCHARENA_TORCH"}
+        environment = {**asked, "VIRTUAL_ENV": str(python.parent.parent)}
         path = environment.get("PATH", os.defpath)
         environment["PATH"] = f"{python.parent}{os.pathsep}{path}"
         os.execve(python, [str(python), *arguments[1:]], environment)

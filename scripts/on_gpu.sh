@@ -90,7 +90,7 @@ tests() {
 for name in ${parts//,/ }; do
     case $name in
         tests)
-            tests tests 270 tests/gpu --deselect tests/gpu/test_two_gpus.py
+            tests tests 430 tests/gpu --deselect tests/gpu/test_two_gpus.py
             tail -n 12 "$folder/tests.log"
             ;;
         latency)

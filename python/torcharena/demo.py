@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,11 @@ class Failed(RuntimeError):
 def main(steps: int, as_json: bool) -> int:
     """Runs it all and prints. 0, or 1 where a run could not be done."""
     try:
-        import torch
+        with (
+            warnings.catch_warnings()
+        ):  # torch warns where NumPy is absent; nothing needs it
+            warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+            import torch
     except ImportError:
         print("torcharena demo needs torch: pip install torch", file=sys.stderr)
         return 1

@@ -101,9 +101,11 @@ def start_with_cuda(path: str) -> None:
 
 
 def mark(text: str) -> None:
-    """Puts a mark into the trace that is being recorded: ``forward``, ``step``. One line;
-    ValueError otherwise. Does nothing before CUDA is in use and where the arena is not
-    enabled."""
+    """Puts a mark into the trace that is being recorded: ``forward``, ``step``. Does nothing
+    before CUDA is in use and where the arena is not enabled. Raises TypeError or ValueError
+    for what is not one line of text."""
+    if not isinstance(text, str):
+        raise TypeError(f"mark({text!r}): one line of text, a str")
     if "\n" in text or "\r" in text or not text:
         raise ValueError(f"mark({text!r}): one line of text")
     library = loaded()

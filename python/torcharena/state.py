@@ -113,14 +113,24 @@ def needs_cuda() -> None:
 
 
 def device_index(device: DeviceLike) -> int:
-    """The CUDA ordinal of what torch would call a device; None is the current one."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        return device
+    """The CUDA ordinal of what torch would call a device; None is the current one.
+
+    Raises ValueError for what is no CUDA device of this machine."""
     import torch
 
     if device is None:
         return torch.cuda.current_device() if cuda_is_initialized() else 0
-    named: Any = torch.device(device)
-    if named.type != "cuda":
-        raise ValueError(f"device={device}: torcharena manages CUDA devices")
-    return int(named.index) if named.index is not None else device_index(None)
+    if isinstance(device, int) and not isinstance(device, bool):
+        index = device
+    else:
+        named: Any = torch.device(device)
+        if named.type != "cuda":
+            raise ValueError(f"device={device}: torcharena manages CUDA devices")
+        index = device_index(None) if named.index is None else int(named.index)
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        there = (
+            f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0" if count else "none"
+        )
+        raise ValueError(f"device={device}: the CUDA devices here are {there}")
+    return index

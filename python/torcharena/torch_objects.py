@@ -18,7 +18,9 @@ _torch: Any = None
 class MemPool:
     """A pool of memory of its own: `with torch.cuda.use_mem_pool(pool)` allocates from it.
 
-    Holds its memory until it is dropped and its blocks are freed. An ``allocator`` of one's
+    Holds its memory until it is dropped and its blocks are freed, on the device that was
+    current when it was made; on another device, as torch's own pool, only inside each
+    ``use_mem_pool``. An ``allocator`` of one's
     own, ``use_on_oom`` and ``no_split`` are refused with RuntimeError."""
 
     def __init__(

@@ -18,11 +18,6 @@ _STATES = {
     "pending": "active_pending_free",
     "free": "inactive",
 }
-_STATES = {
-    "live": "active_allocated",
-    "pending": "active_pending_free",
-    "free": "inactive",
-}
 _ACTIONS = {
     "alloc": "alloc",
     "free": "free_requested",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,17 @@ def test_a_list_counts_with_those_it_names(tmp_path: Path) -> None:
 def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert environments.main(["nonsense"]) == 2
     assert "KIND is" in capsys.readouterr().err
+
+
+def test_the_wanted_torch_is_not_the_packages_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(environments, "prepare", lambda kind: tmp_path / "bin" / "python")
+    monkeypatch.setattr(os, "execve", lambda file, words, env: started.append(env))
+    monkeypatch.setenv("TORCHARENA_TORCH", "2.11.0")
+    monkeypatch.setenv("TORCHARENA_LIMIT", "1GiB")
+    environments.main(["test", "-m", "pytest"])
+    (env,) = started
+    assert "TORCHARENA_TORCH" not in env
+    assert env["TORCHARENA_LIMIT"] == "1GiB"

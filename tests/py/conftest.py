@@ -43,4 +43,6 @@ def arena(fake: FakeCore, monkeypatch: pytest.MonkeyPatch) -> FakeCore:
     enabled = state.State(allocator=object(), creator=os.getpid(), asked={})
     monkeypatch.setattr(state, "current", enabled)
     fake.is_created = True
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     return fake

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -362,3 +363,22 @@ def test_a_forked_child_is_told(fake: FakeCore, torch_: FakeTorch) -> None:
     state.current.creator = os.getpid() + 1
     with pytest.raises(RuntimeError, match="spawn"):
         torcharena.enable(limit="1GiB")
+
+
+@pytest.mark.parametrize("device", [-1, 8, "cuda:9", "cpu"])
+def test_devices_that_are_not_there(arena: FakeCore, device: int | str) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: torcharena.set_limit("1GiB", device=device),
+        lambda: torcharena.limit(device),
+        lambda: torcharena.memory_stats(device),
+        lambda: torcharena.device_memory(device),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"device={device}: "):
+            call()
+
+
+def test_marks_are_text() -> None:
+    for wrong in (b"x", 3, None):
+        with pytest.raises(TypeError, match="one line of text, a str"):
+            torcharena.mark(wrong)  # type: ignore[arg-type]
