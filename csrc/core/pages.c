@@ -31,6 +31,7 @@
 typedef struct ta_hand {
     ta_handle *pages;
     size_t count, want, created;
+    bool retried; /* idle pages were taken since none could be made */
 } ta_hand;
 
 uint64_t ta_limit_of(const ta_device *d, ta_limit_source *source)
@@ -50,6 +51,13 @@ bool ta_arena_yields(const ta_device *d, const ta_arena *arena)
 {
     const ta_pool *p = atomic_load_explicit(&arena->pool, memory_order_relaxed);
     return !p || (p->begins == p->releases && p->released_at < d->device_passed);
+}
+
+/* Idle pages of the arena can be had now or after a wait: its graph pool, if any, is over. */
+static bool will_yield(const ta_arena *arena)
+{
+    const ta_pool *p = atomic_load_explicit(&arena->pool, memory_order_relaxed);
+    return !p || p->begins == p->releases;
 }
 
 static bool ready_push(ta_device *d, ta_handle page)
@@ -260,7 +268,7 @@ static size_t must_make(ta_device *d, size_t need)
     size_t have = d->ready.count;
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_lock_take(&a->lock);
-        have += a->idle + a->counts.pending_bytes / d->page_bytes +
+        have += (will_yield(a) ? a->idle : 0) + a->counts.pending_bytes / d->page_bytes +
                 2 * a->counts.pending_blocks;
         ta_lock_drop(&a->lock);
     }
@@ -311,7 +319,6 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes, ta_lack *la
     const ta_config *config = &d->allocator->config;
     double slack = config->slack > 0 ? config->slack : SLACK;
     ta_status refused = TA_OK, status;
-    bool retried = false;
     while (hand->count < hand->want) {
         if (d->ready.count) {
             hand->pages[hand->count++] = d->ready.pages[--d->ready.count];
@@ -326,15 +333,10 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes, ta_lack *la
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
-        if (!may_grow && !retried) {
-            retried = true;
-            ta_spin_take(&d->counting);
-            d->stats.retry_count++;
-            ta_spin_drop(&d->counting);
-        }
         size_t got =
             steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
+            hand->retried |= !may_grow;
             hand->count += got;
             d->moves += got;
             ta_spin_take(&d->counting);
@@ -472,7 +474,7 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
         ta_share_settle(d);
         return status;
     }
-    ta_hand hand = {calloc(need, sizeof *hand.pages), 0, need, 0};
+    ta_hand hand = {.pages = calloc(need, sizeof *hand.pages), .want = need};
     uint32_t *slots = calloc(need, sizeof *slots), n = 0;
     status = TA_NO_HOST_MEMORY;
     lack->bytes = (uint64_t)need * d->page_bytes;
@@ -484,8 +486,12 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
             if (!ta_chunk_has(c, i)) slots[n++] = i;
         ta_lock_drop(&arena->lock);
         status = gather(d, &hand, block->size, lack);
-        lack->bytes = (hand.want - hand.count) * d->page_bytes;
+        /* What is in hand or ready does not lack; others may have left some just now. */
+        size_t had = hand.count + d->ready.count;
+        lack->bytes = (had < need ? need - had : 1) * d->page_bytes;
+        if (lack->refusal.short_by) lack->bytes = lack->refusal.short_by;
         if (!status) status = map_all(d, arena, block, slots, &hand);
+        if (!status && hand.retried) ta_count_retry(d);
         if (!status) hand.created = 0;
     }
     put_down(d, &hand, false);

@@ -180,5 +180,6 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, ta_lack *l
         return TA_NO_HOST_MEMORY;
     }
     ta_count_mapped(arena, c->slots);
+    if (released) ta_count_retry(d);
     return TA_OK;
 }

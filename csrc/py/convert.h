@@ -63,6 +63,17 @@ PyObject *ta_py_ledger_caps(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_heed(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_state(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_read(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_watch(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_enter(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_leave(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_between(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_step(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_reset_peaks(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_look(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_phases(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_check(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
 

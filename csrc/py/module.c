@@ -47,6 +47,19 @@ static PyMethodDef methods[] = {
     SOME(ledger_read, "ledger_read(directory, uuid) -> list of dicts, one a process"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
+    /* usage.c */
+    NONE(usage_watch, "usage_watch(): count who uses what from now on"),
+    SOME(usage_enter, "usage_enter(name) -> bytes for usage_leave"),
+    SOME(usage_leave, "usage_leave(bytes)"),
+    SOME(usage_between, "usage_between(name | None): the phase outside all phases"),
+    NONE(usage_step, "usage_step(): a step of the program ends"),
+    SOME(usage_reset_peaks, "usage_reset_peaks(device)"),
+    SOME(usage_set_category,
+         "usage_set_category(device, addresses, category) -> int: blocks found"),
+    SOME(usage_look, "usage_look(device) -> dict"),
+    SOME(usage_phases, "usage_phases(device) -> list of dicts"),
+    SOME(usage_blocks, "usage_blocks(device, moment) -> list of tuples"),
+    NONE(usage_check, "usage_check() -> str | None: the first invariant that fails"),
     /* recording.c */
     SOME(record_start, "record_start(path): write every event to a file"),
     NONE(record_stop, "record_stop() -> dict of lines and bytes written"),

@@ -7,17 +7,24 @@ Importing the package changes nothing and imports no torch."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .caps import device_memory, limit, set_limit
 from .installing import enable
 from .limits_table import Limit, Limits, limits
+from .phases import phase
 from .recording import Recording, mark, record
 from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .integrations.figures import tqdm_postfix
+    from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
+    from .reporting import Report, report
+    from .snapshots import snapshot
+    from .tracking import Tracking, track
 
 __version__ = "0.1.0"
 
@@ -25,29 +32,50 @@ __all__ = [
     "Limit",
     "Limits",
     "Recording",
+    "Report",
+    "Tracking",
     "__version__",
     "device_memory",
     "enable",
     "enabled",
     "find_batch_size",
+    "free_exceptions",
+    "held_by_exceptions",
     "is_rehearsal",
     "limit",
     "limits",
     "mark",
     "memory_stats",
     "memory_summary",
+    "on_oom",
+    "phase",
     "record",
     "rehearse",
+    "report",
     "set_limit",
+    "snapshot",
+    "tqdm_postfix",
+    "track",
 ]
 
-_REHEARSALS = ("find_batch_size", "is_rehearsal", "rehearse")
+# Imported when first used.
+_LATE = {
+    "Report": "reporting",
+    "Tracking": "tracking",
+    "find_batch_size": "rehearsal.api",
+    "free_exceptions": "out_of_memory",
+    "held_by_exceptions": "out_of_memory",
+    "is_rehearsal": "rehearsal.api",
+    "on_oom": "out_of_memory",
+    "rehearse": "rehearsal.api",
+    "report": "reporting",
+    "snapshot": "snapshots",
+    "tqdm_postfix": "integrations.figures",
+    "track": "tracking",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What only rehearsals need is imported when it is first used."""
-    if name in _REHEARSALS:
-        from .rehearsal import api
-
-        return getattr(api, name)
+    if name in _LATE:
+        return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -139,6 +139,37 @@ class Event(TypedDict):
     free: int  # kind oom: bytes that were free
     time_us: int  # since 1970
 
+class When(TypedDict):
+    bytes: int  # live then; 0: there was no such moment
+    us: float  # since the first phase
+    step: int
+    requested: int  # of a refusal: bytes asked for
+    phase: int
+
+class Usage(TypedDict):
+    live: int  # bytes of live blocks
+    blocks: int
+    now_us: float  # since the first phase
+    step: int
+    lost: int  # blocks not counted for want of host memory
+    bytes: int  # of host memory that this takes
+    peak: When
+    out_of_memory: When  # the last refusal
+
+class Phase(TypedDict):
+    name: str
+    around: int  # the phase that it is in; 0: none
+    entries: int
+    us: float  # phases inside it included; the rest is without them
+    allocs: int
+    bytes: int
+    live: int
+    peak: int
+    kept: int
+    page_moves: int
+    waits: int
+    wait_us: float
+
 # --- creating, and what torch needs to know ---------------------------------------------
 def create(
     fallback: bool = False,
@@ -229,6 +260,30 @@ def ledger_read(directory: str, uuid: str, /) -> list[LedgerRow]:
     is not to be trusted."""
 
 def snapshot(device: int = -1, /) -> list[Segment]: ...
+
+# --- who used what --------------------------------------------------------------------------
+def usage_watch() -> None:
+    """Counts from now on; what lives already belongs to phase 0. Again: nothing."""
+
+def usage_enter(name: str, /) -> bytes:
+    """Enters a phase inside the present one; the answer is for `usage_leave`."""
+
+def usage_leave(span: bytes, /) -> None: ...
+def usage_between(name: str | None, /) -> None:
+    """What the leading thread does outside all phases counts to the phase of this name."""
+
+def usage_step() -> None: ...
+def usage_reset_peaks(device: int, /) -> None: ...
+def usage_set_category(device: int, addresses: list[int], category: int, /) -> int:
+    """Of live blocks that start there; how many did. Raises ValueError for a category."""
+
+def usage_look(device: int, /) -> Usage: ...
+def usage_phases(device: int, /) -> list[Phase]: ...
+def usage_blocks(device: int, moment: int, /) -> list[tuple[int, int, int, int, int]]:
+    """(address, size, step, phase, category) of what lived at the peak (0), at the last refusal
+    (1), or lives now (2); address 0: freed since."""
+
+def usage_check() -> str | None: ...
 
 # --- recordings and replays ----------------------------------------------------------------
 def mark(text: str, /) -> None: ...

@@ -1,0 +1,543 @@
+/* usage.c - who used what; see usage.h.
+ *
+ * Called by the Python binding; the observer by any thread under an allocator lock, where a
+ * device's mutex here is innermost, but for `names`, which is taken alone.
+ *
+ * The peak is not copied when it is reached, which happens at every allocation of a first
+ * step. It is kept as a moment, the count of events on the device: what lived then is what
+ * lives now and was born no later, and what was freed since. So a category that is told
+ * later counts at the peak too. Refusals are such moments as well. Under a device's mutex:
+ *     live = sum of sizes in the table;  phases[p].live = the same, of phase p
+ *     moment.bytes = sum of sizes in the table with born <= moment.at  +  those in its gone
+ *     live <= peak.bytes */
+#define _POSIX_C_SOURCE 200809L
+#include "usage.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "usage_blocks.h"
+
+typedef struct phase_counts {
+    uint64_t allocs, bytes, live, peak, kept, page_moves, waits;
+    double wait_us;
+} phase_counts;
+
+/* Freed since a moment. */
+typedef struct gone_block {
+    uint64_t size;
+    uint32_t step;
+    uint16_t phase;
+    uint8_t category;
+} gone_block;
+
+typedef struct moment {
+    ta_usage_when when;
+    uint64_t at;
+    gone_block *gone;
+    size_t gone_count, gone_room;
+} moment;
+
+typedef struct device_usage {
+    atomic_bool used; /* something was allocated here */
+    pthread_mutex_t mutex;
+    ta_usage_table table;
+    uint64_t live, events, lost;
+    moment moments[TA_USAGE_MOMENTS];
+    uint64_t page_moves, waits; /* of the device, counted to phases already */
+    double wait_us;
+    phase_counts *phases; /* TA_USAGE_PHASES of them, where used */
+} device_usage;
+
+typedef struct phase_name {
+    char name[TA_USAGE_NAME];
+    uint32_t around;
+    uint64_t entries;
+    double us;
+} phase_name;
+
+struct ta_usage {
+    ta_allocator *allocator; /* NULL: nothing is counted yet */
+    pid_t owner;
+    uint64_t generation; /* tells usages apart that had the same address */
+    double begin_us;
+    _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
+    _Atomic uint32_t step;
+    pthread_mutex_t names; /* guards the next four */
+    uint32_t between;      /* the leader's phase where it is in none */
+    uint32_t leader_depth; /* phases that the leading thread is in */
+    uint32_t phase_count;
+    phase_name *phase;
+    device_usage device[TA_MAX_DEVICES];
+};
+
+/* Of this thread: the phases it entered and has not left, in one usage. */
+static _Thread_local struct {
+    uint64_t generation;
+    uint32_t depth, phase;
+    bool leads;
+} own;
+
+static _Atomic uint64_t generations;
+
+static bool child(const ta_usage *u) { return getpid() != u->owner; }
+
+static uint32_t phase_now(const ta_usage *u)
+{
+    if (own.depth && !own.leads && own.generation == u->generation) return own.phase;
+    return atomic_load_explicit(&u->leading, memory_order_relaxed);
+}
+
+/* --- events ---------------------------------------------------------------------------- */
+static bool ready(device_usage *d)
+{
+    if (!d->phases) d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
+    if (d->phases) atomic_store_explicit(&d->used, true, memory_order_release);
+    return d->phases != NULL;
+}
+
+static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
+                         uint32_t phase, uint64_t requested)
+{
+    m->when = (ta_usage_when){
+        .bytes = d->live,
+        .us = ta_now_us() - u->begin_us,
+        .step = atomic_load_explicit(&u->step, memory_order_relaxed),
+        .requested = requested,
+        .phase = phase,
+    };
+    m->at = d->events;
+    m->gone_count = 0;
+}
+
+static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested,
+                 uint32_t phase)
+{
+    ta_usage_entry entry = {
+        .addr = addr,
+        .size = requested,
+        .born = ++d->events,
+        .step = atomic_load_explicit(&u->step, memory_order_relaxed),
+        .phase = (uint16_t)phase,
+    };
+    if (!ready(d) || !ta_usage_table_add(&d->table, &entry)) {
+        d->lost++;
+        return;
+    }
+    phase_counts *p = &d->phases[phase];
+    p->allocs++;
+    p->bytes += entry.size;
+    p->live += entry.size;
+    d->live += entry.size;
+    moment *peak = &d->moments[TA_USAGE_PEAK];
+    if (d->live > peak->when.bytes) begin_moment(u, d, peak, phase, 0);
+    if (d->live > p->peak) p->peak = d->live;
+}
+
+/* A moment's record of a block that goes. Without memory for it the moment is now. */
+static void remember(const ta_usage *u, device_usage *d, moment *m,
+                     const ta_usage_entry *e)
+{
+    if (m->gone_count == m->gone_room) {
+        size_t room = m->gone_room ? m->gone_room * 2 : 256;
+        gone_block *larger = realloc(m->gone, room * sizeof *larger);
+        if (!larger) {
+            d->lost++;
+            begin_moment(u, d, m, m->when.phase, m->when.requested);
+            return;
+        }
+        m->gone = larger;
+        m->gone_room = room;
+    }
+    m->gone[m->gone_count++] = (gone_block){e->size, e->step, e->phase, e->category};
+}
+
+static void died(const ta_usage *u, device_usage *d, uint64_t addr)
+{
+    ta_usage_entry *e = ta_usage_table_find(&d->table, addr);
+    if (!e) return; /* lost */
+    const ta_usage_entry gone = *e;
+    ta_usage_table_remove(&d->table, e);
+    d->events++;
+    d->live -= gone.size;
+    d->phases[gone.phase].live -= gone.size;
+    for (int i = 0; i < TA_USAGE_MOMENTS; i++)
+        if (gone.born <= d->moments[i].at) remember(u, d, &d->moments[i], &gone);
+}
+
+static void observe(void *context, const ta_event_info *event)
+{
+    ta_usage *u = context;
+    if (event->kind != TA_EVENT_ALLOC && event->kind != TA_EVENT_FREE &&
+        event->kind != TA_EVENT_OOM)
+        return;
+    device_usage *d = &u->device[event->device];
+    uint32_t phase = phase_now(u);
+    pthread_mutex_lock(&d->mutex);
+    if (event->kind == TA_EVENT_ALLOC)
+        born(u, d, event->addr, event->size, phase);
+    else if (event->kind == TA_EVENT_FREE)
+        died(u, d, event->addr);
+    else
+        begin_moment(u, d, &d->moments[TA_USAGE_OOM], phase, event->size);
+    pthread_mutex_unlock(&d->mutex);
+}
+
+/* --- begin and end ----------------------------------------------------------------------- */
+typedef struct walk {
+    ta_usage *usage;
+    int device;
+} walk;
+
+static void visit_segment(void *context, const ta_segment_info *segment)
+{
+    ((walk *)context)->device = segment->device;
+}
+
+/* A block that was allocated since we observe is known already. */
+static void visit_block(void *context, const ta_block_info *block)
+{
+    const walk *w = context;
+    device_usage *d = &w->usage->device[w->device];
+    if (block->state != TA_BLOCK_LIVE) return;
+    pthread_mutex_lock(&d->mutex);
+    if (!ta_usage_table_find(&d->table, block->addr))
+        born(w->usage, d, block->addr, block->requested, 0);
+    pthread_mutex_unlock(&d->mutex);
+}
+
+ta_status ta_usage_create(ta_usage **usage)
+{
+    *usage = NULL;
+    ta_usage *u = calloc(1, sizeof *u);
+    phase_name *names = calloc(TA_USAGE_PHASES, sizeof *names);
+    if (!u || !names) {
+        free(u);
+        free(names);
+        return TA_NO_HOST_MEMORY;
+    }
+    u->owner = getpid();
+    u->generation = 1 + atomic_fetch_add(&generations, 1);
+    u->begin_us = ta_now_us();
+    u->phase = names;
+    u->phase_count = 1;
+    pthread_mutex_init(&u->names, NULL);
+    for (int i = 0; i < TA_MAX_DEVICES; i++)
+        pthread_mutex_init(&u->device[i].mutex, NULL);
+    *usage = u;
+    return TA_OK;
+}
+
+ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
+{
+    if (child(u)) return TA_FORKED;
+    ta_status status = ta_add_observer(allocator, observe, u);
+    if (status) return status;
+    u->allocator = allocator;
+    walk w = {u, 0};
+    ta_visitor visitor = {&w, visit_segment, visit_block};
+    ta_visit(allocator, -1, &visitor);
+    for (int i = 0; i < TA_MAX_DEVICES; i++) { /* what was before belongs to no phase */
+        device_usage *d = &u->device[i];
+        ta_stats stats;
+        if (ta_get_stats(allocator, i, &stats)) continue;
+        pthread_mutex_lock(&d->mutex);
+        d->page_moves = stats.page_moves;
+        d->waits = stats.waits;
+        d->wait_us = stats.wait_us;
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return TA_OK;
+}
+
+ta_status ta_usage_destroy(ta_usage *u)
+{
+    if (child(u)) return TA_FORKED;
+    if (u->allocator) ta_remove_observer(u->allocator, observe, u);
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        pthread_mutex_destroy(&u->device[i].mutex);
+        free(u->device[i].table.slots);
+        for (int k = 0; k < TA_USAGE_MOMENTS; k++) free(u->device[i].moments[k].gone);
+        free(u->device[i].phases);
+    }
+    pthread_mutex_destroy(&u->names);
+    free(u->phase);
+    free(u);
+    return TA_OK;
+}
+
+/* --- phases -------------------------------------------------------------------------------- */
+static bool named(const ta_usage *u, uint32_t phase, const char *name)
+{
+    return strncmp(u->phase[phase].name, name, TA_USAGE_NAME - 1) == 0;
+}
+
+/* With `names` held. A name past the last place is the phase around it. */
+static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
+{
+    if (around && named(u, around, name)) return around;
+    for (uint32_t i = 1; i < u->phase_count; i++)
+        if (u->phase[i].around == around && named(u, i, name)) return i;
+    if (u->phase_count == TA_USAGE_PHASES) return around;
+    phase_name *p = &u->phase[u->phase_count];
+    snprintf(p->name, sizeof p->name, "%s", name);
+    p->around = around;
+    return u->phase_count++;
+}
+
+/* Page moves and waits since the last change of the leading phase were in `phase`. */
+static void charge(ta_usage *u, uint32_t phase)
+{
+    for (int i = 0; u->allocator && i < TA_MAX_DEVICES; i++) {
+        device_usage *d = &u->device[i];
+        ta_stats stats;
+        if (!atomic_load_explicit(&d->used, memory_order_acquire) ||
+            ta_get_stats(u->allocator, i, &stats))
+            continue;
+        pthread_mutex_lock(&d->mutex);
+        phase_counts *p = &d->phases[phase];
+        p->page_moves += stats.page_moves - d->page_moves;
+        p->waits += stats.waits - d->waits;
+        p->wait_us += stats.wait_us - d->wait_us;
+        d->page_moves = stats.page_moves;
+        d->waits = stats.waits;
+        d->wait_us = stats.wait_us;
+        pthread_mutex_unlock(&d->mutex);
+    }
+}
+
+void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
+{
+    memset(span, 0, sizeof *span);
+    if (child(u)) return;
+    if (own.generation != u->generation) {
+        own.generation = u->generation;
+        own.depth = own.phase = 0;
+        own.leads = false;
+    }
+    pthread_mutex_lock(&u->names);
+    if (!own.depth && !u->leader_depth) own.leads = true;
+    span->before = phase_now(u);
+    span->phase = phase_of(u, own.depth ? span->before : 0, name);
+    own.depth++;
+    if (own.leads) {
+        u->leader_depth++;
+        atomic_store(&u->leading, span->phase);
+    } else
+        own.phase = span->phase;
+    pthread_mutex_unlock(&u->names);
+    if (own.leads) charge(u, span->before);
+    span->begin_us = ta_now_us();
+}
+
+void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
+{
+    if (child(u) || own.generation != u->generation || !own.depth) return;
+    double us = ta_now_us() - span->begin_us;
+    if (own.leads) charge(u, span->phase);
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        device_usage *d = &u->device[i];
+        if (!atomic_load_explicit(&d->used, memory_order_acquire)) continue;
+        pthread_mutex_lock(&d->mutex);
+        d->phases[span->phase].kept = d->phases[span->phase].live;
+        pthread_mutex_unlock(&d->mutex);
+    }
+    pthread_mutex_lock(&u->names);
+    if (span->phase != span->before) {
+        u->phase[span->phase].entries++;
+        u->phase[span->phase].us += us;
+    }
+    own.depth--;
+    if (own.leads) {
+        u->leader_depth--;
+        atomic_store(&u->leading, own.depth ? span->before : u->between);
+        own.leads = own.depth > 0;
+    } else
+        own.phase = span->before;
+    pthread_mutex_unlock(&u->names);
+}
+
+void ta_usage_between(ta_usage *u, const char *name)
+{
+    if (child(u)) return;
+    pthread_mutex_lock(&u->names);
+    u->between = name ? phase_of(u, 0, name) : 0;
+    if (!u->leader_depth) atomic_store(&u->leading, u->between);
+    pthread_mutex_unlock(&u->names);
+}
+
+void ta_usage_step(ta_usage *u)
+{
+    if (!child(u)) atomic_fetch_add(&u->step, 1);
+}
+
+size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, size_t count,
+                             ta_category category)
+{
+    size_t found = 0;
+    if (child(u) || device < 0 || device >= TA_MAX_DEVICES) return 0;
+    device_usage *d = &u->device[device];
+    pthread_mutex_lock(&d->mutex);
+    for (size_t i = 0; i < count; i++) {
+        ta_usage_entry *e = ta_usage_table_find(&d->table, addrs[i]);
+        if (!e) continue;
+        e->category = (uint8_t)category;
+        found++;
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return found;
+}
+
+/* --- looking --------------------------------------------------------------------------------- */
+static device_usage *looked_at(ta_usage *u, int device)
+{
+    return child(u) || device < 0 || device >= TA_MAX_DEVICES ? NULL : &u->device[device];
+}
+
+void ta_usage_look(ta_usage *u, int device, ta_usage_counts *counts)
+{
+    memset(counts, 0, sizeof *counts);
+    device_usage *d = looked_at(u, device);
+    if (!d) return;
+    pthread_mutex_lock(&d->mutex);
+    *counts = (ta_usage_counts){
+        .live = d->live,
+        .blocks = d->table.count,
+        .now_us = ta_now_us() - u->begin_us,
+        .step = atomic_load(&u->step),
+        .lost = d->lost,
+        .bytes = sizeof *u + TA_USAGE_PHASES * sizeof *u->phase +
+                 (d->phases ? TA_USAGE_PHASES * sizeof *d->phases : 0) +
+                 d->table.room * sizeof *d->table.slots,
+    };
+    for (int i = 0; i < TA_USAGE_MOMENTS; i++) {
+        counts->when[i] = d->moments[i].when;
+        counts->bytes += d->moments[i].gone_room * sizeof *d->moments[i].gone;
+    }
+    pthread_mutex_unlock(&d->mutex);
+}
+
+void ta_usage_reset_peaks(ta_usage *u, int device)
+{
+    device_usage *d = looked_at(u, device);
+    if (!d) return;
+    pthread_mutex_lock(&d->mutex);
+    begin_moment(u, d, &d->moments[TA_USAGE_PEAK], phase_now(u), 0);
+    for (uint32_t i = 0; d->phases && i < TA_USAGE_PHASES; i++) d->phases[i].peak = 0;
+    pthread_mutex_unlock(&d->mutex);
+}
+
+size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t capacity)
+{
+    device_usage *d = looked_at(u, device);
+    if (!d) return 0;
+    pthread_mutex_lock(&u->names);
+    size_t count = u->phase_count;
+    for (size_t i = 0; i < count && i < capacity; i++) {
+        phases[i] = (ta_usage_phase){.around = u->phase[i].around,
+                                     .entries = u->phase[i].entries,
+                                     .us = u->phase[i].us};
+        memcpy(phases[i].name, u->phase[i].name, sizeof phases[i].name);
+    }
+    pthread_mutex_unlock(&u->names);
+    pthread_mutex_lock(&d->mutex);
+    for (size_t i = 0; d->phases && i < count && i < capacity; i++) {
+        const phase_counts *p = &d->phases[i];
+        phases[i].allocs = p->allocs;
+        phases[i].bytes = p->bytes;
+        phases[i].live = p->live;
+        phases[i].peak = p->peak;
+        phases[i].kept = p->kept;
+        phases[i].page_moves = p->page_moves;
+        phases[i].waits = p->waits;
+        phases[i].wait_us = p->wait_us;
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return count;
+}
+
+size_t ta_usage_blocks(ta_usage *u, int device, ta_usage_moment which,
+                       ta_usage_block *blocks, size_t capacity)
+{
+    device_usage *d = looked_at(u, device);
+    size_t count = 0;
+    if (!d || which > TA_USAGE_NOW) return 0;
+    pthread_mutex_lock(&d->mutex);
+    const moment *m = which == TA_USAGE_NOW ? NULL : &d->moments[which];
+    for (size_t i = 0; i < d->table.room; i++) {
+        const ta_usage_entry *e = &d->table.slots[i];
+        if (!e->addr || (m && e->born > m->at)) continue;
+        if (count++ < capacity)
+            blocks[count - 1] =
+                (ta_usage_block){e->addr, e->size, e->step, e->phase, e->category};
+    }
+    for (size_t i = 0; m && i < m->gone_count; i++) {
+        const gone_block *g = &m->gone[i];
+        if (count++ < capacity)
+            blocks[count - 1] =
+                (ta_usage_block){0, g->size, g->step, g->phase, g->category};
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return count;
+}
+
+/* --- checking -------------------------------------------------------------------------------- */
+static bool check_moment(const device_usage *d, const moment *m, char *text,
+                         size_t capacity)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < d->table.room; i++)
+        if (d->table.slots[i].addr && d->table.slots[i].born <= m->at)
+            sum += d->table.slots[i].size;
+    for (size_t i = 0; i < m->gone_count; i++) sum += m->gone[i].size;
+    if (sum == m->when.bytes) return true;
+    snprintf(text, capacity,
+             "usage: a moment of %llu bytes, the sum of its blocks is %llu",
+             (unsigned long long)m->when.bytes, (unsigned long long)sum);
+    return false;
+}
+
+static bool check_device(const ta_usage *u, const device_usage *d, char *text,
+                         size_t capacity)
+{
+    uint64_t live = 0, of[TA_USAGE_PHASES] = {0};
+    for (size_t i = 0; i < d->table.room; i++) {
+        const ta_usage_entry *e = &d->table.slots[i];
+        if (!e->addr) continue;
+        live += e->size;
+        of[e->phase] += e->size;
+    }
+    if (live != d->live || live > d->moments[TA_USAGE_PEAK].when.bytes) {
+        snprintf(text, capacity, "usage: live %llu, in the table %llu, peak %llu",
+                 (unsigned long long)d->live, (unsigned long long)live,
+                 (unsigned long long)d->moments[TA_USAGE_PEAK].when.bytes);
+        return false;
+    }
+    for (uint32_t p = 0; d->phases && p < u->phase_count; p++)
+        if (of[p] != d->phases[p].live) {
+            snprintf(text, capacity, "usage: phase %u: live %llu, in the table %llu", p,
+                     (unsigned long long)d->phases[p].live, (unsigned long long)of[p]);
+            return false;
+        }
+    for (int i = 0; i < TA_USAGE_MOMENTS; i++)
+        if (!check_moment(d, &d->moments[i], text, capacity)) return false;
+    return true;
+}
+
+bool ta_usage_check(ta_usage *u, char *text, size_t capacity)
+{
+    bool good = true;
+    pthread_mutex_lock(&u->names);
+    for (int i = 0; good && i < TA_MAX_DEVICES; i++) {
+        pthread_mutex_lock(&u->device[i].mutex);
+        good = check_device(u, &u->device[i], text, capacity);
+        pthread_mutex_unlock(&u->device[i].mutex);
+    }
+    pthread_mutex_unlock(&u->names);
+    return good;
+}

@@ -1,0 +1,120 @@
+/* usage.h - who used what: bytes by phase and by category, now, at the peak, at a refusal.
+ *
+ * A phase is a named span of the program (`forward`); phases nest, and one is told apart by
+ * its name and the one around it; entered inside itself it is the same one. A category is what a block holds; it may be told at any
+ * time later, and counts for the past too. An observer of the allocator: where there is
+ * none of these, allocations cost nothing more.
+ *
+ * The thread that enters a phase while nobody is in one leads until it has left: allocations
+ * of threads that are in no phase of their own, autograd's above all, count to the leader's.
+ *
+ * Bytes are those that were asked for. Thread-safe; in a forked child nothing is done. */
+#ifndef TA_USAGE_H
+#define TA_USAGE_H
+
+#include "../include/torcharena.h"
+
+typedef struct ta_usage ta_usage;
+
+typedef enum ta_category {
+    TA_CATEGORY_UNKNOWN = 0,
+    TA_CATEGORY_PARAMETER = 1,
+    TA_CATEGORY_GRADIENT = 2,
+    TA_CATEGORY_OPTIMIZER_STATE = 3,
+    TA_CATEGORY_ACTIVATION = 4,
+    TA_CATEGORY_BUFFER = 5,
+    TA_CATEGORY_OTHER = 6,
+    TA_CATEGORIES = 7
+} ta_category;
+
+#define TA_USAGE_PHASES 1024u /* more names than these count to the phase around them */
+#define TA_USAGE_NAME 64u     /* bytes of a name that are kept, the ending zero too */
+
+/* Phases can be entered at once; nothing is counted yet. */
+ta_status ta_usage_create(ta_usage **usage);
+/* Begins to count, once; blocks that live already belong to phase 0, which has no name.
+ * TA_INVALID: too many observers. */
+ta_status ta_usage_watch(ta_usage *usage, ta_allocator *allocator);
+/* Before the allocator is destroyed; no other call may be under way. */
+ta_status ta_usage_destroy(ta_usage *usage);
+
+/* What `ta_usage_leave` needs. */
+typedef struct ta_usage_span {
+    uint32_t phase, before;
+    double begin_us;
+} ta_usage_span;
+void ta_usage_enter(ta_usage *usage, const char *name, ta_usage_span *span);
+/* On the thread that entered. */
+void ta_usage_leave(ta_usage *usage, const ta_usage_span *span);
+/* What the leader does while it is in no phase counts to the outermost phase of this name;
+ * NULL: to phase 0, as at first. */
+void ta_usage_between(ta_usage *usage, const char *name);
+/* A step of the program ends: blocks remember in which they were allocated. */
+void ta_usage_step(ta_usage *usage);
+
+/* Of the live blocks that start at `addrs`; returns how many there were. */
+size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,
+                             size_t count, ta_category category);
+
+/* Moments whose blocks are known until the next of the kind. */
+typedef enum ta_usage_moment {
+    TA_USAGE_PEAK = 0,
+    TA_USAGE_OOM = 1, /* the last request that was refused */
+    TA_USAGE_MOMENTS = 2,
+    TA_USAGE_NOW = 2
+} ta_usage_moment;
+
+typedef struct ta_usage_when {
+    uint64_t bytes;           /* live then; 0: there was no such moment */
+    double us;                /* since the start */
+    uint64_t step, requested; /* of a refusal: bytes asked for */
+    uint32_t phase;
+} ta_usage_when;
+
+typedef struct ta_usage_counts {
+    uint64_t live;   /* bytes */
+    uint64_t blocks; /* live */
+    double now_us;   /* since the start */
+    uint64_t step;
+    ta_usage_when when[TA_USAGE_MOMENTS];
+    uint64_t lost;  /* blocks not counted, for want of host memory */
+    uint64_t bytes; /* of host memory that all this takes */
+} ta_usage_counts;
+void ta_usage_look(ta_usage *usage, int device, ta_usage_counts *counts);
+/* The highest from now on. */
+void ta_usage_reset_peaks(ta_usage *usage, int device);
+
+typedef struct ta_usage_phase {
+    char name[TA_USAGE_NAME];
+    uint32_t around;  /* the phase that it is in; 0 for the outermost */
+    uint64_t entries; /* times left */
+    double us;        /* time in it, of phases inside it too */
+    /* On the device, phases inside not counted: */
+    uint64_t allocs, bytes; /* allocated in it */
+    uint64_t live;          /* of those bytes */
+    uint64_t
+        peak; /* the device's highest live bytes while something was allocated in it */
+    uint64_t kept;              /* its live bytes when it was last left */
+    uint64_t page_moves, waits; /* while it was the leader's innermost phase */
+    double wait_us;
+} ta_usage_phase;
+/* Of all phases, phase 0 first; at most `capacity`. Returns how many there are. */
+size_t ta_usage_phases(ta_usage *usage, int device, ta_usage_phase *phases,
+                       size_t capacity);
+
+typedef struct ta_usage_block {
+    uint64_t addr; /* 0: freed since the moment */
+    uint64_t size;
+    uint64_t step;
+    uint32_t phase;
+    uint8_t category;
+} ta_usage_block;
+/* The blocks that live now, or lived at a moment; at most `capacity`, in no order. Returns how
+ * many there are. */
+size_t ta_usage_blocks(ta_usage *usage, int device, ta_usage_moment moment,
+                       ta_usage_block *blocks, size_t capacity);
+
+/* As ta_check. */
+bool ta_usage_check(ta_usage *usage, char *text, size_t capacity);
+
+#endif

@@ -1,0 +1,29 @@
+/* usage_blocks.h - live blocks by address, for usage.c; under its lock. */
+#ifndef TA_USAGE_BLOCKS_H
+#define TA_USAGE_BLOCKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ta_usage_entry {
+    uint64_t addr, size;
+    uint64_t born; /* events on the device when it was allocated, itself included */
+    uint32_t step;
+    uint16_t phase;
+    uint8_t category;
+} ta_usage_entry;
+
+/* Open addressing, a power of two, at most 3/4 full; a slot of address 0 is empty. */
+typedef struct ta_usage_table {
+    ta_usage_entry *slots;
+    size_t room, count;
+} ta_usage_table;
+
+/* False: no memory, nothing is changed. The address must not be in it. */
+bool ta_usage_table_add(ta_usage_table *table, const ta_usage_entry *entry);
+ta_usage_entry *ta_usage_table_find(const ta_usage_table *table, uint64_t addr);
+/* `entry` is one that find gave. */
+void ta_usage_table_remove(ta_usage_table *table, ta_usage_entry *entry);
+
+#endif

@@ -1,0 +1,208 @@
+/* usage.c - who used what, for torcharena.phase, track and report.
+ *
+ * One usage a process, made at the first need and kept. Every function holds the GIL from
+ * beginning to end, so none runs beside another; none of them waits for a GPU. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "../core/usage.h"
+
+static ta_usage *usage;
+static bool watching;
+
+/* The usage; NULL with an exception where it could not be made. */
+static ta_usage *needed(void)
+{
+    ta_status status = usage == NULL ? ta_usage_create(&usage) : TA_OK;
+    if (status != TA_OK) ta_raise(status, NULL);
+    return usage;
+}
+
+PyObject *ta_py_usage_watch(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    ta_allocator *allocator = ta_need_allocator();
+    if (allocator == NULL || needed() == NULL) return NULL;
+    if (watching) Py_RETURN_NONE;
+    ta_status status = ta_usage_watch(usage, allocator);
+    watching = status == TA_OK;
+    return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
+}
+
+PyObject *ta_py_usage_enter(PyObject *self, PyObject *args)
+{
+    (void)self;
+    const char *name = NULL;
+    ta_usage_span span;
+    if (!PyArg_ParseTuple(args, "s:usage_enter", &name) || needed() == NULL) return NULL;
+    ta_usage_enter(usage, name, &span);
+    return PyBytes_FromStringAndSize((const char *)&span, sizeof span);
+}
+
+PyObject *ta_py_usage_leave(PyObject *self, PyObject *args)
+{
+    (void)self;
+    const char *bytes = NULL;
+    Py_ssize_t length = 0;
+    ta_usage_span span;
+    if (!PyArg_ParseTuple(args, "y#:usage_leave", &bytes, &length)) return NULL;
+    if (usage == NULL || length != (Py_ssize_t)sizeof span) {
+        PyErr_SetString(PyExc_ValueError, "usage_leave: not what usage_enter gave");
+        return NULL;
+    }
+    memcpy(&span, bytes, sizeof span);
+    ta_usage_leave(usage, &span);
+    Py_RETURN_NONE;
+}
+
+PyObject *ta_py_usage_between(PyObject *self, PyObject *args)
+{
+    (void)self;
+    const char *name = NULL;
+    if (!PyArg_ParseTuple(args, "z:usage_between", &name) || needed() == NULL)
+        return NULL;
+    ta_usage_between(usage, name);
+    Py_RETURN_NONE;
+}
+
+PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    if (needed() == NULL) return NULL;
+    ta_usage_step(usage);
+    Py_RETURN_NONE;
+}
+
+PyObject *ta_py_usage_reset_peaks(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0;
+    if (!PyArg_ParseTuple(args, "i:usage_reset_peaks", &device) || needed() == NULL)
+        return NULL;
+    ta_usage_reset_peaks(usage, device);
+    Py_RETURN_NONE;
+}
+
+/* usage_set_category(device, addresses, category) */
+PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0, category = 0;
+    PyObject *list = NULL;
+    if (!PyArg_ParseTuple(args, "iO!i:usage_set_category", &device, &PyList_Type, &list,
+                          &category) ||
+        needed() == NULL)
+        return NULL;
+    if (category < 0 || category >= TA_CATEGORIES) {
+        PyErr_Format(PyExc_ValueError, "usage_set_category: no category %d", category);
+        return NULL;
+    }
+    size_t count = (size_t)PyList_Size(list), found = 0;
+    uint64_t *addrs = malloc((count ? count : 1) * sizeof *addrs);
+    if (addrs == NULL) return PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++)
+        addrs[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(list, (Py_ssize_t)i));
+    if (PyErr_Occurred() == NULL)
+        found = ta_usage_set_category(usage, device, addrs, count, (ta_category)category);
+    free(addrs);
+    return PyErr_Occurred() ? NULL : PyLong_FromSize_t(found);
+}
+
+static PyObject *when_object(const ta_usage_when *w)
+{
+    return Py_BuildValue("{s:K,s:d,s:K,s:K,s:I}", "bytes", (unsigned long long)w->bytes,
+                         "us", w->us, "step", (unsigned long long)w->step, "requested",
+                         (unsigned long long)w->requested, "phase",
+                         (unsigned int)w->phase);
+}
+
+PyObject *ta_py_usage_look(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0;
+    ta_usage_counts c;
+    if (!PyArg_ParseTuple(args, "i:usage_look", &device) || needed() == NULL) return NULL;
+    ta_usage_look(usage, device, &c);
+    return Py_BuildValue(
+        "{s:K,s:K,s:d,s:K,s:K,s:K,s:N,s:N}", "live", (unsigned long long)c.live, "blocks",
+        (unsigned long long)c.blocks, "now_us", c.now_us, "step",
+        (unsigned long long)c.step, "lost", (unsigned long long)c.lost, "bytes",
+        (unsigned long long)c.bytes, "peak", when_object(&c.when[TA_USAGE_PEAK]),
+        "out_of_memory", when_object(&c.when[TA_USAGE_OOM]));
+}
+
+static PyObject *phase_object(const ta_usage_phase *p)
+{
+    PyObject *name =
+        PyUnicode_DecodeUTF8(p->name, (Py_ssize_t)strlen(p->name), "replace");
+    if (name == NULL) return NULL;
+    return Py_BuildValue(
+        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d}", "name", name, "around",
+        (unsigned int)p->around, "entries", (unsigned long long)p->entries, "us", p->us,
+        "allocs", (unsigned long long)p->allocs, "bytes", (unsigned long long)p->bytes,
+        "live", (unsigned long long)p->live, "peak", (unsigned long long)p->peak, "kept",
+        (unsigned long long)p->kept, "page_moves", (unsigned long long)p->page_moves,
+        "waits", (unsigned long long)p->waits, "wait_us", p->wait_us);
+}
+
+PyObject *ta_py_usage_phases(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0;
+    if (!PyArg_ParseTuple(args, "i:usage_phases", &device) || needed() == NULL)
+        return NULL;
+    ta_usage_phase *phases = malloc(TA_USAGE_PHASES * sizeof *phases);
+    if (phases == NULL) return PyErr_NoMemory();
+    size_t count = ta_usage_phases(usage, device, phases, TA_USAGE_PHASES);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *phase = phase_object(&phases[i]);
+        if (phase == NULL || PyList_SetItem(list, (Py_ssize_t)i, phase) < 0)
+            Py_CLEAR(list);
+    }
+    free(phases);
+    return list;
+}
+
+/* usage_blocks(device, moment): allocations may come and go between the two looks. */
+PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0, moment = 0;
+    if (!PyArg_ParseTuple(args, "ii:usage_blocks", &device, &moment) || needed() == NULL)
+        return NULL;
+    if (moment < 0 || moment > TA_USAGE_NOW) {
+        PyErr_Format(PyExc_ValueError, "usage_blocks: no moment %d", moment);
+        return NULL;
+    }
+    ta_usage_moment when = (ta_usage_moment)moment;
+    size_t room = ta_usage_blocks(usage, device, when, NULL, 0) + 256, count;
+    ta_usage_block *blocks = malloc(room * sizeof *blocks);
+    if (blocks == NULL) return PyErr_NoMemory();
+    count = ta_usage_blocks(usage, device, when, blocks, room);
+    if (count > room) count = room;
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        const ta_usage_block *b = &blocks[i];
+        PyObject *block = Py_BuildValue(
+            "(KKKIi)", (unsigned long long)b->addr, (unsigned long long)b->size,
+            (unsigned long long)b->step, (unsigned int)b->phase, (int)b->category);
+        if (block == NULL || PyList_SetItem(list, (Py_ssize_t)i, block) < 0)
+            Py_CLEAR(list);
+    }
+    free(blocks);
+    return list;
+}
+
+/* usage_check() -> str | None */
+PyObject *ta_py_usage_check(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    char text[256] = "";
+    if (usage == NULL || ta_usage_check(usage, text, sizeof text)) Py_RETURN_NONE;
+    return PyUnicode_FromString(text);
+}

@@ -1,0 +1,93 @@
+"""Named spans of a program: whose memory is whose.
+
+    with torcharena.phase("forward"):
+        loss = model(batch)
+
+Counting begins with the first phase, `track` or `report` after CUDA is in use; until then,
+and where the arena is not enabled, a phase does nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any
+
+from .loading import core
+from .state import enabled
+
+__all__ = ["CATEGORIES", "phase", "start", "watching"]
+
+# As in csrc/core/usage.h.
+CATEGORIES = (
+    "unknown",
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "buffer",
+    "other",
+)
+
+
+def watching() -> bool:
+    """Whether memory is counted by phase now, having begun to where that was possible."""
+    if not enabled():
+        return False
+    library = core()
+    if not library.created() or library.forked():
+        return False
+    library.usage_watch()
+    return True
+
+
+_waiting = False
+
+
+def start() -> None:
+    """Counts from now on, or from the moment when CUDA is in use."""
+    global _waiting
+    if not watching() and not _waiting:
+        import torch
+
+        _waiting = True
+        lazily: Any = torch.cuda._lazy_call
+        lazily(watching)
+
+
+class phase(contextlib.ContextDecorator):
+    """A span of the program by name, for `report`: a context manager, or a decorator.
+
+    Phases nest: one is told apart by its name and the one around it. Inside itself it is the
+    same phase. What autograd's threads allocate counts to the phase that the thread which
+    called ``backward`` is in; other threads have phases of their own.
+
+    Raises TypeError or ValueError for a name that is not a line of text. Costs allocations
+    nothing; entering and leaving take some microseconds."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"phase({name!r}): a name is a str")
+        if not name or "\n" in name or "\0" in name or "/" in name:
+            raise ValueError(f"phase({name!r}): a name is one line, with no '/' in it")
+        self.name = name
+        self._spans: list[bytes | None] = []
+
+    def _recreate_cm(self) -> phase:
+        return phase(self.name)
+
+    def __enter__(self) -> phase:
+        counted = enabled() and not core().forked()
+        if counted:
+            start()
+        self._spans.append(core().usage_enter(self.name) if counted else None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        span = self._spans.pop()
+        if span is not None:
+            core().usage_leave(span)

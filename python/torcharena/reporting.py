@@ -1,0 +1,285 @@
+"""Who used what, when: `report`.
+
+A report is plain numbers, taken at once; `Report.data` is what `save` writes as JSON and
+what every view of it is made of."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import phases, tracking
+from .caps import device_memory
+from .loading import core
+from .reporting_text import comparison, table
+from .state import DeviceLike, device_index, needs_cuda, needs_enabled
+
+__all__ = ["Report", "category_of", "load", "paths_of", "report"]
+
+VERSION = 1
+_PEAK, _OOM, _NOW = range(3)  # as in csrc/core/usage.h
+# What is neither told by `track` nor of one of these phases is what forward and backward
+# made: activations, and their gradients.
+_NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
+HOLDERS = 12  # of the largest groups at the peak
+STEADY = 8  # completed steps that growth is looked for in
+_FEWEST = 4  # of them that a growing group must have left something in
+
+
+class Report:
+    """A report's numbers: ``data``, as docs/api.md lists them. Bytes and seconds."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+    def __str__(self) -> str:
+        return table(self.data)
+
+    def __repr__(self) -> str:
+        peak = self.data["peak"]
+        return f"<torcharena.Report: peak {peak['bytes']} bytes in {peak['phase']!r}>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it as JSON, whole or not at all. Raises OSError."""
+        whole = Path(path)
+        part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
+        part.write_text(json.dumps(self.data, indent=1) + "\n")
+        os.replace(part, whole)
+
+    def compare(self, other: Report) -> str:
+        """A table of what differs from this one to the other."""
+        return comparison(self.data, other.data)
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """A report that `Report.save` wrote. Raises OSError, or ValueError for another file."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not a report: {error}") from None
+    if not isinstance(data, dict) or "torcharena_report" not in data:
+        raise ValueError(f"{path}: not a report of torcharena's")
+    if data["torcharena_report"] != VERSION:
+        raise ValueError(
+            f"{path}: a report of version {data['torcharena_report']}; this is {VERSION}"
+        )
+    return Report(data)
+
+
+def report(device: DeviceLike = None) -> Report:
+    """What the device's memory was used for, from the first phase, `track` or `report` on.
+
+    Raises RuntimeError where the arena is not enabled."""
+    needs_enabled("report")
+    needs_cuda()
+    phases.start()
+    for one in tracking.trackings():
+        one.tell()
+    index = device_index(device)
+    library = core()
+    look = library.usage_look(index)
+    named = library.usage_phases(index)
+    paths = paths_of(named)
+    now = library.usage_blocks(index, _NOW)
+    held = _groups(now, paths)
+    stats = library.stats(index)
+    return Report(
+        {
+            "torcharena_report": VERSION,
+            "device": index,
+            "seconds": look["now_us"] / 1e6,
+            "steps": look["step"],
+            "peak": _moment(look["peak"], library.usage_blocks(index, _PEAK), paths),
+            "out_of_memory": _moment(
+                look["out_of_memory"], library.usage_blocks(index, _OOM), paths
+            )
+            if look["out_of_memory"]["requested"]
+            else None,
+            "now": {
+                "bytes": look["live"],
+                "categories": _sums(held, 1),
+                "phases": _sums(held, 0),
+                "memory": _memory(stats, index),
+            },
+            "reserved_peak": stats["reserved"][1],
+            "cap": stats["limit"],
+            "cap_source": None if stats["limit"] is None else stats["limit_source"],
+            "phases": [
+                _phase_row(named, paths, number)
+                for number in _order(named)
+                if named[number]["allocs"] or named[number]["entries"]
+            ],
+            "growth": _growth(now, paths, look["step"]),
+            "not_counted": look["lost"],
+            "recorder_bytes": look["bytes"],
+        }
+    )
+
+
+def _moment(
+    when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
+) -> dict[str, Any]:
+    groups = _groups(blocks, paths)
+    return {
+        "bytes": when["bytes"],
+        "requested": when["requested"],
+        "seconds": when["us"] / 1e6,
+        "step": when["step"],
+        "phase": paths[when["phase"]],
+        "categories": _sums(groups, 1),
+        "phases": _sums(groups, 0),
+        "holders": _largest(groups),
+    }
+
+
+# --- phases ------------------------------------------------------------------------------
+def paths_of(named: list[Any]) -> list[str]:
+    """Paths such as ``step/forward``, by number; phase 0 is the empty path."""
+    paths = [""]
+    for one in named[1:]:
+        around = paths[one["around"]]
+        paths.append(f"{around}/{one['name']}" if around else one["name"])
+    return paths
+
+
+def _order(named: list[Any]) -> list[int]:
+    """Numbers of phases, each after the one around it; phase 0 last."""
+    inside: dict[int, list[int]] = collections.defaultdict(list)
+    for number, one in enumerate(named[1:], 1):
+        inside[one["around"]].append(number)
+
+    def below(number: int) -> Iterable[int]:
+        for inner in inside[number]:
+            yield inner
+            yield from below(inner)
+
+    return [*below(0), 0]
+
+
+def _phase_row(named: list[Any], paths: list[str], number: int) -> dict[str, Any]:
+    one = named[number]
+    return {
+        "path": paths[number],
+        "entries": one["entries"],
+        "seconds": one["us"] / 1e6,
+        "peak": one["peak"],
+        "kept": one["kept"] if one["entries"] else one["live"],
+        "live": one["live"],
+        "allocations": one["allocs"],
+        "allocated": one["bytes"],
+        "page_moves": one["page_moves"],
+        "waits": one["waits"],
+        "wait_seconds": one["wait_us"] / 1e6,
+    }
+
+
+# --- blocks ------------------------------------------------------------------------------
+def category_of(number: int, path: str) -> str:
+    """A block's category by its number, told or not, and the phase that it is of."""
+    name = phases.CATEGORIES[number]
+    if name != "unknown":
+        return name
+    outermost = path.partition("/")[0]
+    inner = path.rpartition("/")[2]
+    if not path or outermost in _NOT_ACTIVATIONS or inner in _NOT_ACTIVATIONS:
+        return "other"
+    return "activation"
+
+
+Groups = dict[
+    tuple[str, str, int], tuple[int, int]
+]  # phase, category, size: count, bytes
+
+
+def _groups(blocks: list[tuple[int, int, int, int, int]], paths: list[str]) -> Groups:
+    counts: dict[tuple[int, int, int], int] = collections.Counter(
+        (phase, category, size) for _, size, _, phase, category in blocks
+    )
+    groups: Groups = {}
+    for (phase, category, size), count in counts.items():
+        key = (paths[phase], category_of(category, paths[phase]), size)
+        had = groups.get(key, (0, 0))
+        groups[key] = (had[0] + count, had[1] + count * size)
+    return groups
+
+
+def _sums(groups: Groups, by: int) -> dict[str, int]:
+    """Bytes by phase (0) or category (1), the largest first."""
+    sums: dict[str, int] = collections.defaultdict(int)
+    for key, (_, size) in groups.items():
+        sums[str(key[by])] += size
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _largest(groups: Groups) -> list[dict[str, Any]]:
+    ranked = sorted(groups.items(), key=lambda item: -item[1][1])[:HOLDERS]
+    return [
+        {
+            "phase": phase,
+            "category": category,
+            "size": size,
+            "blocks": count,
+            "bytes": total,
+        }
+        for (phase, category, size), (count, total) in ranked
+    ]
+
+
+def _growth(
+    blocks: list[tuple[int, int, int, int, int]], paths: list[str], step: int
+) -> list[dict[str, Any]]:
+    """Groups of one phase and category that each of many steps added to and nothing freed.
+    The step under way, and what lives on for one step, say nothing."""
+    last = range(max(1, step - STEADY), step - 1)
+    left: dict[tuple[str, str], dict[int, int]] = collections.defaultdict(dict)
+    sizes: dict[tuple[str, str], collections.Counter[int]] = collections.defaultdict(
+        collections.Counter
+    )
+    for _, size, born, phase, category in blocks:
+        if born in last:
+            key = (paths[phase], category_of(category, paths[phase]))
+            left[key][born] = left[key].get(born, 0) + size
+            sizes[key][size] += 1
+    found = [
+        {
+            "phase": phase,
+            "category": category,
+            "bytes_per_step": sum(by_step.values()) // len(last),
+            "steps": len(by_step),
+            "blocks": sum(sizes[phase, category].values()),
+            "size": sizes[phase, category].most_common(1)[0][0],
+        }
+        for (phase, category), by_step in left.items()
+        if len(by_step) >= max(_FEWEST, len(last) // 2)
+    ]
+    return sorted(found, key=lambda row: -row["bytes_per_step"])
+
+
+# --- the device's bytes --------------------------------------------------------------------
+def _memory(stats: Any, index: int) -> dict[str, int | None]:
+    """Rows that add up to what the device has in use."""
+    allocated, requested = stats["allocated"][0][0], stats["requested"][0][0]
+    reserved = stats["reserved"][0]
+    rows: dict[str, int | None] = {
+        "asked for": requested,
+        "rounding": allocated - requested,
+        "freed, a stream still uses it": stats["pending"][0],
+        "partly used pages": stats["partly_used"],
+        "idle pages": stats["idle"],
+        "reserved": reserved,
+        "not ours": None,
+        "device in use": None,
+        "device": None,
+    }
+    try:
+        free, total = device_memory(index)
+    except RuntimeError:  # the driver does not answer, while the numbers are ours
+        return rows
+    rows["device in use"] = total - free
+    rows["not ours"] = total - free - reserved
+    rows["device"] = total
+    return rows

@@ -1,0 +1,152 @@
+"""A report as text for a terminal. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .sizes import format_size
+
+__all__ = ["comparison", "table"]
+
+
+def _title(path: str) -> str:
+    return path or "outside phases"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def table(data: dict[str, Any]) -> str:
+    """The whole report, at most 100 columns wide."""
+    peak, now = data["peak"], data["now"]
+    where = f" in {peak['phase']}" if peak["phase"] else ""
+    step = f", step {peak['step']}" if data["steps"] else ""
+    lines = [
+        f"torcharena, device {data['device']}: peak {format_size(peak['bytes'])}{where}"
+        f"{step}, {peak['seconds']:.1f} s after the start; "
+        f"reserved at most {format_size(data['reserved_peak'])}",
+        "",
+        f"  {'what it held':<20}{'at the peak':>14}{'':>9}{'now':>14}",
+    ]
+    names = dict.fromkeys([*peak["categories"], *now["categories"]])
+    for name in names:
+        then, here = peak["categories"].get(name, 0), now["categories"].get(name, 0)
+        lines.append(
+            f"  {name:<20}{format_size(then):>14}{_share(then, peak['bytes']):>9}"
+            f"{format_size(here):>14}"
+        )
+    lines.append(
+        f"  {'in all':<20}{format_size(peak['bytes']):>14}{'':>9}"
+        f"{format_size(now['bytes']):>14}"
+    )
+    lines += _refusal(data["out_of_memory"])
+    lines += _phases(data)
+    lines += _holders(peak)
+    lines += _growth(data)
+    lines += _memory(now["memory"])
+    if data["not_counted"]:
+        lines += [
+            "",
+            f"  {data['not_counted']:,} blocks were not counted: no host memory",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _phases(data: dict[str, Any]) -> list[str]:
+    rows = data["phases"]
+    if not rows:
+        return []
+    wide = max(16, *(len(_indented(row["path"])) for row in rows)) + 1
+    lines = [
+        "",
+        f"  {'phase':<{wide}}{'times':>7}{'seconds':>9}{'peak':>12}{'kept':>12}"
+        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}",
+    ]
+    for row in rows:
+        times = f"{row['entries']:,}" if row["entries"] else ""
+        seconds = f"{row['seconds']:.2f}" if row["entries"] else ""
+        lines.append(
+            f"  {_indented(row['path']):<{wide}}{times:>7}{seconds:>9}"
+            f"{format_size(row['peak']):>12}{format_size(row['kept']):>12}"
+            f"{format_size(row['allocated']):>12}{row['allocations']:>9,}"
+            f"{row['page_moves']:>7,}{row['waits']:>7,}"
+        )
+    return lines
+
+
+def _indented(path: str) -> str:
+    around, _, name = path.rpartition("/")
+    return "  " * (around.count("/") + 1 if around else 0) + _title(name)
+
+
+def _refusal(moment: dict[str, Any] | None) -> list[str]:
+    if moment is None:
+        return []
+    held = ", ".join(
+        f"{name} {format_size(size)}" for name, size in moment["categories"].items()
+    )
+    return [
+        "",
+        f"  out of memory in {_title(moment['phase'])}, step {moment['step']}, "
+        f"{moment['seconds']:.1f} s after the start: "
+        f"{format_size(moment['requested'])} more were asked for",
+        f"    held then: {held or 'nothing'}",
+    ]
+
+
+def _holders(peak: dict[str, Any]) -> list[str]:
+    if not peak["holders"]:
+        return []
+    lines = ["", "  largest at the peak"]
+    for row in peak["holders"]:
+        each = f"{row['blocks']:,} x {format_size(row['size'])}"
+        lines.append(
+            f"  {format_size(row['bytes']):>12}  {each:<22} {row['category']:<17}"
+            f"{_title(row['phase'])}"
+        )
+    return lines
+
+
+def _growth(data: dict[str, Any]) -> list[str]:
+    if data["steps"] < 6:
+        return []
+    if not data["growth"]:
+        return ["", "  no growth from step to step"]
+    lines = ["", "  growth from step to step"]
+    for row in data["growth"]:
+        lines.append(
+            f"  {format_size(row['bytes_per_step']):>12} a step  {row['category']}, "
+            f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
+        )
+    return lines
+
+
+def _memory(rows: dict[str, int | None]) -> list[str]:
+    lines = ["", "  the device now"]
+    for name, size in rows.items():
+        if size is not None:
+            sums = name in ("reserved", "device in use", "device")
+            lines.append(f"  {'' if sums else '  '}{name:<32}{format_size(size):>14}")
+    return lines
+
+
+def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """What the second has more or less of than the first."""
+    lines = [f"  {'':<24}{'first':>14}{'second':>14}{'difference':>14}"]
+
+    def row(name: str, first: int, second: int) -> None:
+        sign = "+" if second > first else "-" if second < first else ""
+        by = f"{sign}{format_size(abs(second - first))}" if sign else "same"
+        lines.append(
+            f"  {name:<24}{format_size(first):>14}{format_size(second):>14}{by:>14}"
+        )
+
+    row("peak", one["peak"]["bytes"], other["peak"]["bytes"])
+    row("reserved at most", one["reserved_peak"], other["reserved_peak"])
+    for title, key in (("at the peak", "categories"), ("peak by phase", "phases")):
+        lines += ["", f"  {title}"]
+        first, second = one["peak"][key], other["peak"][key]
+        for name in dict.fromkeys([*first, *second]):
+            row(f"  {_title(name)}", first.get(name, 0), second.get(name, 0))
+    return "\n".join(lines) + "\n"

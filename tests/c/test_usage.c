@@ -1,0 +1,406 @@
+/* Who used what: phases, threads, categories told late, the peak, against a simple model. */
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/usage.h"
+#include "driver/nulldriver.h"
+#include "testing.h"
+
+#define MIB ((size_t)1 << 20)
+
+typedef struct fixture {
+    ta_null *null;
+    ta_allocator *a;
+    ta_usage *u;
+} fixture;
+
+static fixture set_up(void)
+{
+    fixture f = {0};
+    ta_null_config config = {.devices = 2, .memory = (uint64_t)8 << 30};
+    if (ta_null_create(&config, &f.null) != TA_OK) abort();
+    if (ta_allocator_create(ta_null_driver(f.null), NULL, &f.a) != TA_OK) abort();
+    if (ta_usage_create(&f.u) != TA_OK || ta_usage_watch(f.u, f.a) != TA_OK) abort();
+    return f;
+}
+
+static void tear_down(fixture *f)
+{
+    char text[256] = "";
+    bool good = ta_usage_check(f->u, text, sizeof text);
+    ta_usage_destroy(f->u);
+    ta_allocator_destroy(f->a);
+    ta_null_destroy(f->null);
+    CHECK_STR(good ? "" : text, "");
+}
+
+static void *one(const fixture *f, size_t size)
+{
+    void *p = NULL;
+    ta_alloc(f->a, size, 0, NULL, &p, NULL);
+    return p;
+}
+
+static ta_usage_counts look(const fixture *f)
+{
+    ta_usage_counts counts;
+    ta_usage_look(f->u, 0, &counts);
+    return counts;
+}
+
+/* The phase of a path such as "step/forward"; all zero where there is none. */
+static ta_usage_phase phase(const fixture *f, const char *path)
+{
+    static ta_usage_phase all[TA_USAGE_PHASES];
+    size_t count = ta_usage_phases(f->u, 0, all, TA_USAGE_PHASES);
+    for (size_t i = 0; i < count; i++) {
+        char full[256] = "", longer[512];
+        for (size_t at = i; at; at = all[at].around) {
+            snprintf(longer, sizeof longer, "%s%s%s", all[at].name, *full ? "/" : "",
+                     full);
+            snprintf(full, sizeof full, "%.255s", longer);
+        }
+        if (strcmp(full, path) == 0) return all[i];
+    }
+    return (ta_usage_phase){0};
+}
+
+/* Bytes of a category now, or at a moment. */
+static uint64_t bytes_of(const fixture *f, ta_category category, ta_usage_moment when)
+{
+    static ta_usage_block blocks[4096];
+    size_t count = ta_usage_blocks(f->u, 0, when, blocks, 4096);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count && i < 4096; i++)
+        if (blocks[i].category == category) bytes += blocks[i].size;
+    return bytes;
+}
+
+static void categorize(const fixture *f, void *ptr, ta_category category)
+{
+    uint64_t addr = (uintptr_t)ptr;
+    ta_usage_set_category(f->u, 0, &addr, 1, category);
+}
+
+TEST(phases_nest)
+{
+    fixture f = set_up();
+    ta_usage_span step, forward;
+    void *before = one(&f, MIB);
+    ta_usage_enter(f.u, "step", &step);
+    void *p = one(&f, 2 * MIB);
+    ta_usage_enter(f.u, "forward", &forward);
+    void *q = one(&f, 4 * MIB);
+    ta_free(f.a, one(&f, 8 * MIB));
+    ta_usage_leave(f.u, &forward);
+    void *r = one(&f, 700);
+    ta_usage_leave(f.u, &step);
+    void *after = one(&f, MIB);
+    ta_usage_phase outer = phase(&f, "step"), inner = phase(&f, "step/forward"),
+                   none = phase(&f, "");
+    CHECK_EQ(outer.entries, 1);
+    CHECK_EQ(outer.bytes, 2 * MIB + 700);
+    CHECK_EQ(outer.live, 2 * MIB + 700);
+    CHECK_EQ(inner.allocs, 2);
+    CHECK_EQ(inner.bytes, 12 * MIB);
+    CHECK_EQ(inner.kept, 4 * MIB);
+    CHECK_EQ(inner.peak, 15 * MIB);
+    CHECK_EQ(none.live, 2 * MIB);
+    CHECK(outer.us >= inner.us && inner.us > 0);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, 15 * MIB);
+    void *all[] = {before, p, q, r, after};
+    for (size_t i = 0; i < 5; i++) ta_free(f.a, all[i]);
+    CHECK_EQ(look(&f).live, 0);
+    CHECK_EQ(phase(&f, "step/forward").kept, 4 * MIB);
+    tear_down(&f);
+}
+
+TEST(between_phases)
+{
+    fixture f = set_up();
+    ta_usage_span forward, again, backward;
+    ta_usage_enter(f.u, "forward", &forward);
+    ta_usage_enter(f.u, "forward", &again); /* inside itself: the same */
+    ta_free(f.a, one(&f, MIB));
+    ta_usage_leave(f.u, &again);
+    ta_usage_between(f.u, "forward");
+    ta_usage_leave(f.u, &forward);
+    ta_free(f.a, one(&f, 2 * MIB)); /* the loss, say */
+    ta_usage_enter(f.u, "backward", &backward);
+    ta_free(f.a, one(&f, 4 * MIB));
+    ta_usage_between(f.u, NULL);
+    ta_usage_leave(f.u, &backward);
+    ta_free(f.a, one(&f, 8 * MIB));
+    CHECK_EQ(phase(&f, "forward").bytes, 3 * MIB);
+    CHECK_EQ(phase(&f, "forward").entries, 1);
+    CHECK_EQ(phase(&f, "backward").bytes, 4 * MIB);
+    CHECK_EQ(phase(&f, "").bytes, 8 * MIB);
+    tear_down(&f);
+}
+
+TEST(categories_told_later_count_at_the_peak)
+{
+    fixture f = set_up();
+    void *weight = one(&f, MIB), *gradient = one(&f, 2 * MIB),
+         *activation = one(&f, 4 * MIB);
+    categorize(&f, activation, TA_CATEGORY_ACTIVATION);
+    ta_free(f.a, activation); /* the peak was before */
+    void *other = one(&f, 512);
+    categorize(&f, weight, TA_CATEGORY_PARAMETER);
+    categorize(&f, gradient, TA_CATEGORY_GRADIENT);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, 7 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, TA_USAGE_PEAK), MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_ACTIVATION, TA_USAGE_PEAK), 4 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_PEAK), 0);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_NOW), 512);
+    ta_free(f.a, gradient);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2 * MIB);
+    ta_usage_reset_peaks(f.u, 0);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, MIB + 512);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 0);
+    ta_free(f.a, weight);
+    ta_free(f.a, other);
+    tear_down(&f);
+}
+
+TEST(a_refusal_is_a_moment)
+{
+    fixture f = set_up();
+    CHECK_EQ(look(&f).when[TA_USAGE_OOM].bytes, 0);
+    ta_set_limit(f.a, 0, TA_LIMIT_API, 16 * MIB);
+    void *weight = one(&f, 4 * MIB), *activation = one(&f, 8 * MIB);
+    categorize(&f, activation, TA_CATEGORY_ACTIVATION);
+    ta_usage_span span;
+    ta_usage_enter(f.u, "forward", &span);
+    CHECK(!one(&f, 12 * MIB));
+    ta_usage_leave(f.u, &span);
+    ta_free(f.a, activation); /* as the error unwinds */
+    void *after = one(&f, 2 * MIB);
+    categorize(&f, weight, TA_CATEGORY_PARAMETER);
+    ta_usage_when when = look(&f).when[TA_USAGE_OOM];
+    CHECK_EQ(when.bytes, 12 * MIB);
+    CHECK_EQ(when.requested, 12 * MIB);
+    CHECK(when.phase > 0);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, TA_USAGE_OOM), 4 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_ACTIVATION, TA_USAGE_OOM), 8 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_OOM), 0);
+    ta_free(f.a, weight);
+    ta_free(f.a, after);
+    tear_down(&f);
+}
+
+TEST(what_lived_before_is_counted)
+{
+    fixture f = set_up();
+    void *p = one(&f, 3 * MIB);
+    ta_usage *second;
+    CHECK_EQ(ta_usage_create(&second), TA_OK);
+    CHECK_EQ(ta_usage_watch(second, f.a), TA_OK);
+    ta_usage_counts counts;
+    ta_usage_look(second, 0, &counts);
+    CHECK_EQ(counts.live, 3 * MIB);
+    CHECK_EQ(counts.when[TA_USAGE_PEAK].bytes, 3 * MIB);
+    ta_free(f.a, p);
+    ta_usage_look(second, 0, &counts);
+    CHECK_EQ(counts.live, 0);
+    CHECK_EQ(ta_usage_destroy(second), TA_OK);
+    tear_down(&f);
+}
+
+TEST(steps_are_remembered)
+{
+    fixture f = set_up();
+    ta_usage_block blocks[8];
+    void *kept[3];
+    for (int i = 0; i < 3; i++, ta_usage_step(f.u)) kept[i] = one(&f, MIB);
+    CHECK_EQ(ta_usage_blocks(f.u, 0, TA_USAGE_NOW, blocks, 8), 3);
+    uint64_t steps = 0;
+    for (int i = 0; i < 3; i++) steps |= (uint64_t)1 << blocks[i].step;
+    CHECK_EQ(steps, 7);
+    CHECK_EQ(look(&f).step, 3);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].step, 2);
+    for (int i = 0; i < 3; i++) ta_free(f.a, kept[i]);
+    tear_down(&f);
+}
+
+/* --- threads --------------------------------------------------------------------------- */
+typedef struct helper {
+    const fixture *f;
+    const char *phase; /* of its own; NULL: none */
+    size_t bytes;
+    void *p;
+} helper;
+
+static void *help(void *context)
+{
+    helper *h = context;
+    ta_usage_span span;
+    if (h->phase) ta_usage_enter(h->f->u, h->phase, &span);
+    h->p = one(h->f, h->bytes);
+    if (h->phase) ta_usage_leave(h->f->u, &span);
+    return NULL;
+}
+
+TEST(threads_count_to_their_own_phase_or_the_leaders)
+{
+    fixture f = set_up();
+    ta_usage_span span;
+    helper helpers[2] = {{&f, NULL, MIB, NULL}, {&f, "prefetch", 2 * MIB, NULL}};
+    pthread_t threads[2];
+    ta_usage_enter(f.u, "backward", &span);
+    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, help, &helpers[i]);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    ta_usage_leave(f.u, &span);
+    CHECK_EQ(phase(&f, "backward").bytes, MIB);
+    CHECK_EQ(phase(&f, "prefetch").bytes, 2 * MIB);
+    /* With nobody in a phase the next to enter one leads. */
+    helper alone = {&f, "alone", 4 * MIB, NULL};
+    pthread_create(&threads[0], NULL, help, &alone);
+    pthread_join(threads[0], NULL);
+    CHECK_EQ(phase(&f, "alone").bytes, 4 * MIB);
+    ta_free(f.a, helpers[0].p);
+    ta_free(f.a, helpers[1].p);
+    ta_free(f.a, alone.p);
+    tear_down(&f);
+}
+
+typedef struct worker {
+    const fixture *f;
+    unsigned seed;
+} worker;
+
+static void *work(void *context)
+{
+    worker *w = context;
+    void *blocks[32] = {0};
+    for (int i = 0; i < 3000; i++) {
+        int at = rand_r(&w->seed) % 32;
+        ta_usage_span span;
+        bool inside = rand_r(&w->seed) % 4 == 0;
+        if (inside) ta_usage_enter(w->f->u, at % 2 ? "even" : "odd", &span);
+        if (blocks[at])
+            ta_free(w->f->a, blocks[at]), blocks[at] = NULL;
+        else
+            blocks[at] = one(w->f, 512 + (size_t)rand_r(&w->seed) % MIB);
+        if (inside) ta_usage_leave(w->f->u, &span);
+        if (i % 64 == 0) {
+            uint64_t addr = (uintptr_t)blocks[at];
+            if (addr) ta_usage_set_category(w->f->u, 0, &addr, 1, TA_CATEGORY_BUFFER);
+            look(w->f);
+        }
+    }
+    for (int i = 0; i < 32; i++) ta_free(w->f->a, blocks[i]);
+    return NULL;
+}
+
+TEST(threads_at_once)
+{
+    fixture f = set_up();
+    pthread_t threads[4];
+    worker workers[4];
+    char text[256] = "";
+    for (unsigned i = 0; i < 4; i++) {
+        workers[i] = (worker){&f, i + 1};
+        pthread_create(&threads[i], NULL, work, &workers[i]);
+    }
+    for (int i = 0; i < 50; i++) CHECK(ta_usage_check(f.u, text, sizeof text));
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    CHECK_EQ(look(&f).live, 0);
+    CHECK(look(&f).when[TA_USAGE_PEAK].bytes > 0);
+    tear_down(&f);
+}
+
+/* --- against a model ------------------------------------------------------------------- */
+typedef struct model_block {
+    void *p;
+    uint64_t size;
+    int category;
+    bool live, at_peak;
+} model_block;
+
+TEST(random_sequences_are_the_models)
+{
+    fixture f = set_up();
+    static model_block blocks[3001];
+    size_t count = 0;
+    uint64_t live = 0, peak = 0;
+    unsigned seed = 7;
+    for (int i = 0; i < 12000; i++) {
+        unsigned way = (unsigned)rand_r(&seed) % 8;
+        size_t at = count ? (size_t)rand_r(&seed) % count : 0;
+        if ((way < 4 && count < 3000) || !count) {
+            size_t size = 512 * (1 + (size_t)rand_r(&seed) % 512);
+            blocks[count++] = (model_block){one(&f, size), size, 0, true, false};
+            if ((live += size) > peak) {
+                peak = live;
+                for (size_t k = 0; k < count; k++) blocks[k].at_peak = blocks[k].live;
+            }
+        } else if (way < 7 && blocks[at].live) {
+            ta_free(f.a, blocks[at].p);
+            blocks[at].live = false;
+            live -= blocks[at].size;
+        } else if (blocks[at].live) {
+            blocks[at].category = (int)((unsigned)rand_r(&seed) % TA_CATEGORIES);
+            categorize(&f, blocks[at].p, (ta_category)blocks[at].category);
+        }
+    }
+    uint64_t now[TA_CATEGORIES] = {0}, then[TA_CATEGORIES] = {0};
+    for (size_t k = 0; k < count; k++) {
+        if (blocks[k].live) now[blocks[k].category] += blocks[k].size;
+        if (blocks[k].at_peak) then[blocks[k].category] += blocks[k].size;
+    }
+    CHECK_EQ(look(&f).live, live);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, peak);
+    CHECK(peak > live);
+    for (int c = 0; c < TA_CATEGORIES; c++) {
+        CHECK_EQ(bytes_of(&f, (ta_category)c, TA_USAGE_NOW), now[c]);
+        CHECK_EQ(bytes_of(&f, (ta_category)c, TA_USAGE_PEAK), then[c]);
+    }
+    tear_down(&f);
+}
+
+TEST(names_past_the_last_place_count_to_the_phase_around)
+{
+    fixture f = set_up();
+    ta_usage_span outer, inner;
+    ta_usage_enter(f.u, "outer", &outer);
+    for (unsigned i = 0; i < TA_USAGE_PHASES + 10; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "step %u", i);
+        ta_usage_enter(f.u, name, &inner);
+        ta_free(f.a, one(&f, 512));
+        ta_usage_leave(f.u, &inner);
+    }
+    ta_usage_leave(f.u, &outer);
+    ta_usage_phase all[2];
+    CHECK_EQ(ta_usage_phases(f.u, 0, all, 2), TA_USAGE_PHASES);
+    CHECK_EQ(phase(&f, "outer").allocs, 12); /* of TA_USAGE_PHASES + 10, less 1022 */
+    CHECK_EQ(phase(&f, "outer").entries, 1);
+    CHECK_EQ(phase(&f, "outer/step 5").allocs, 1);
+    tear_down(&f);
+}
+
+TEST(a_forked_child_does_nothing)
+{
+    fixture f = set_up();
+    void *p = one(&f, MIB);
+    pid_t pid = fork();
+    if (pid == 0) {
+        ta_usage_counts counts;
+        ta_usage_span span;
+        ta_usage_look(f.u, 0, &counts);
+        ta_usage_enter(f.u, "x", &span);
+        ta_usage_leave(f.u, &span);
+        _exit(counts.live == 0 && ta_usage_destroy(f.u) == TA_FORKED ? 0 : 1);
+    }
+    int status;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(look(&f).live, MIB);
+    ta_free(f.a, p);
+    tear_down(&f);
+}
+
+TEST_MAIN()

@@ -1,0 +1,352 @@
+"""Phases, categories and reports under the real PyTorch on the simulated GPU; and their text
+and files without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated
+from torcharena import Report, cli, phase, reporting
+from torcharena.reporting_text import comparison, table
+
+with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+
+MODEL = """
+import gc
+import torcharena
+torcharena.enable()
+from torch import nn
+import torcharena._core as core
+
+def block(width):
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(),
+                         nn.Linear(4 * width, width))
+
+def model_of(width=256, deep=4, words=3000):
+    model = nn.Sequential(nn.Embedding(words, width), *[block(width) for _ in range(deep)],
+                          nn.Linear(width, words))
+    model.register_buffer("mask", torch.ones(1000))
+    return model.cuda()
+
+def step(model, optimizer, batch=8, length=64, words=3000):
+    tokens = torch.randint(0, words, (batch, length), device="cuda")
+    logits = model(tokens)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    loss.backward()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+def bytes_of(tensors):
+    return sum(t.untyped_storage().nbytes() for t in tensors if t.is_cuda)
+
+def state(optimizer):
+    return [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+
+def checked():
+    assert core.usage_check() is None and core.check() is None
+"""
+
+
+def run(code: str, **more: Any) -> dict[str, Any]:
+    return simulated.said(simulated.run(MODEL + code, values=False, **more))
+
+
+@with_torch
+def test_categories_are_what_the_tensors_sum_to() -> None:
+    found = run("""
+model = model_of()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+tracking = torcharena.track(model, optimizer)
+for _ in range(3):
+    step(model, optimizer)
+# The peak is now where all gradients are there: in a step of the optimizer.
+step(model, None, batch=2)
+big = torch.empty(1 << 28, device="cuda")
+del big
+grads = [p.grad for p in model.parameters()]
+report = torcharena.report()
+checked()
+print({"peak": report.data["peak"], "now": report.data["now"],
+       "parameter": bytes_of(model.parameters()), "gradient": bytes_of(grads),
+       "optimizer state": bytes_of(state(optimizer)), "buffer": bytes_of(model.buffers()),
+       "phases": {row["path"]: row for row in report.data["phases"]},
+       "steps": report.data["steps"], "live": torch.cuda.memory_stats()[
+           "requested_bytes.all.current"]})
+""")
+    for at in ("peak", "now"):
+        categories = found[at]["categories"]
+        for name in ("parameter", "gradient", "optimizer state", "buffer"):
+            assert categories[name] == found[name], (at, name)
+        assert sum(categories.values()) == found[at]["bytes"]
+        assert sum(found[at]["phases"].values()) == found[at]["bytes"]
+    assert found["now"]["bytes"] == found["live"]
+    assert found["steps"] == 3
+    phases = found["phases"]
+    assert phases["forward"]["entries"] == 4 == phases["backward"]["entries"]
+    assert phases["optimizer"]["entries"] == 3 == phases["zero_grad"]["entries"]
+    assert (
+        phases["forward"]["peak"] < phases["backward"]["peak"] <= found["peak"]["bytes"]
+    )
+    assert phases["optimizer"]["kept"] == found["optimizer state"]
+    memory = found["now"]["memory"]
+    rows = list(memory)
+    parts = rows[: rows.index("reserved")]
+    assert sum(memory[name] for name in parts) == memory["reserved"]
+    assert memory["reserved"] + memory["not ours"] == memory["device in use"]
+
+
+@with_torch
+def test_ways_to_train() -> None:
+    """Autocast, checkpointing, accumulation, evaluation, errors, phases of the user's and a
+    thread's own, a compiled model; and all as before once tracking stops."""
+    found = run("""
+import threading
+from torch.utils.checkpoint import checkpoint
+before = torch.autograd.backward
+model = model_of(words=500)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+said = {}
+
+def phases():
+    return {row["path"]: row for row in torcharena.report().data["phases"]}
+
+with torcharena.track(model, optimizer):
+    for _ in range(2):  # accumulation
+        with torch.autocast("cuda", torch.bfloat16):
+            step(model, None, words=500)
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.zeros(2, 8, dtype=torch.long, device="cuda"))
+    try:
+        model("wrong")
+    except Exception:
+        pass
+    with torcharena.phase("epoch"):
+        step(model, optimizer, words=500)
+        with torcharena.phase("epoch"):
+            kept = torch.empty(1 << 20, device="cuda")
+
+    def prefetch():
+        with torcharena.phase("prefetch"):
+            said["batch"] = torch.empty(1 << 18, device="cuda")
+
+    thread = threading.Thread(target=prefetch)
+    thread.start()
+    thread.join()
+
+    @torcharena.phase("decorated")
+    def decorated():
+        return torch.empty(1 << 10, device="cuda")
+
+    other = decorated()
+said["phases"] = phases()
+said.pop("batch")
+assert torch.autograd.backward is before, torch.autograd.backward
+assert "zero_grad" not in optimizer.__dict__
+calls = said["phases"]["forward"]["entries"]
+step(model, optimizer, words=500)
+assert phases()["forward"]["entries"] == calls
+
+deep = nn.ModuleList(block(128) for _ in range(4)).cuda()
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.deep = deep
+    def forward(self, x):
+        for one in self.deep:
+            x = checkpoint(one, x, use_reentrant=False)
+        return x
+model = Checkpointed()
+with torcharena.track(model):
+    model(torch.randn(64, 128, device="cuda", requires_grad=True)).sum().backward()
+said["after"] = phases()
+checked()
+print(said)
+""")
+    phases = found["phases"]
+    assert phases["forward"]["entries"] == 3  # the one that failed too
+    assert phases["epoch/forward"]["entries"] == 1
+    assert phases["epoch/backward"]["entries"] == 1
+    assert phases["backward"]["entries"] == 2
+    assert phases["evaluation"]["entries"] == 1
+    assert phases["epoch"]["entries"] == 1
+    assert phases["epoch"]["live"] >= 4 << 20
+    assert phases["prefetch"]["allocated"] == 1 << 20
+    assert phases["decorated"]["allocated"] == 4 << 10
+    assert found["after"]["backward"]["entries"] == 3
+
+
+@with_torch
+def test_growth_is_named() -> None:
+    """S24: phases load, forward, backward, step, evaluation; one leaks 3 MiB a step."""
+    found = run("""
+model = model_of(words=500)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+kept = []
+said = {}
+with torcharena.track(model, optimizer):
+    for i in range(24):
+        with torcharena.phase("load"):
+            tokens = torch.empty(1000, device="cuda")
+        step(model, optimizer, length=32 + i % 5, words=500)
+        if i >= 12:
+            with torcharena.phase("metrics"):
+                kept.append(torch.empty(3 << 18, device="cuda"))
+        if i == 11:
+            said["none"] = torcharena.report().data["growth"]
+            text = str(torcharena.report())
+    said["growth"] = torcharena.report().data["growth"]
+    said["text"] = [line for line in text.splitlines() if "growth" in line]
+checked()
+print(said)
+""")
+    assert found["none"] == []
+    assert found["text"] == ["  no growth from step to step"]
+    (growth,) = found["growth"]
+    assert growth["phase"] == "metrics"
+    assert growth["bytes_per_step"] == 3 << 20
+    assert growth["size"] == 3 << 20
+
+
+@with_torch
+def test_phases_before_cuda_and_in_children() -> None:
+    found = run("""
+import os
+with torcharena.phase("before"):
+    assert not torch.cuda.is_initialized()
+with torcharena.phase("load"):
+    tensor = torch.empty(1 << 20, device="cuda")
+pid = os.fork()
+if pid == 0:
+    with torcharena.phase("child"):
+        pass
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print({row["path"]: row["live"] for row in torcharena.report().data["phases"]})
+""")
+    assert found["load"] == 4 << 20
+    assert "child" not in found
+
+
+def test_phase_names() -> None:
+    for name in ("", "a/b", "a\nb", "a\0b"):
+        with pytest.raises(ValueError, match="a name is one line"):
+            phase(name)
+    with pytest.raises(TypeError, match="a name is a str"):
+        phase(3)  # type: ignore[arg-type]
+    with phase("not enabled"):
+        pass
+
+
+DATA: dict[str, Any] = {
+    "torcharena_report": 1,
+    "device": 0,
+    "seconds": 9.5,
+    "steps": 12,
+    "peak": {
+        "bytes": 3 << 30,
+        "seconds": 4.25,
+        "step": 7,
+        "requested": 0,
+        "phase": "backward",
+        "categories": {"activation": 2 << 30, "parameter": 1 << 30},
+        "phases": {"forward": 2 << 30, "": 1 << 30},
+        "holders": [
+            {
+                "phase": "",
+                "category": "parameter",
+                "size": 1 << 20,
+                "blocks": 1024,
+                "bytes": 1 << 30,
+            }
+        ],
+    },
+    "out_of_memory": None,
+    "now": {
+        "bytes": 1 << 30,
+        "categories": {"parameter": 1 << 30},
+        "phases": {"": 1 << 30},
+        "memory": {"asked for": 1 << 30, "reserved": 2 << 30, "device in use": None},
+    },
+    "reserved_peak": 3 << 30,
+    "cap": None,
+    "cap_source": None,
+    "phases": [
+        {
+            "path": "epoch/forward",
+            "entries": 12,
+            "seconds": 1.5,
+            "peak": 2 << 30,
+            "kept": 1 << 30,
+            "live": 1 << 30,
+            "allocations": 1234,
+            "allocated": 5 << 30,
+            "page_moves": 3,
+            "waits": 1,
+            "wait_seconds": 0.001,
+        }
+    ],
+    "growth": [
+        {
+            "phase": "epoch",
+            "category": "other",
+            "bytes_per_step": 3 << 20,
+            "steps": 8,
+            "blocks": 8,
+            "size": 3 << 20,
+        }
+    ],
+    "not_counted": 2,
+    "recorder_bytes": 100000,
+}
+
+
+def test_text() -> None:
+    text = table(DATA)
+    assert "peak 3 GiB in backward, step 7, 4.2 s after the start" in text
+    assert "2 GiB   66.7 %" in text
+    assert "3 MiB a step  other, allocated in epoch, mostly 3 MiB each" in text
+    assert "2 blocks were not counted" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    Report(DATA).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+    assert reporting.load(path).data == DATA
+    other = json.loads(json.dumps(DATA))
+    other["peak"]["bytes"] = 4 << 30
+    other["peak"]["categories"]["gradient"] = 1 << 30
+    lines = Report(DATA).compare(Report(other)).splitlines()
+    assert any("gradient" in line and "+1 GiB" in line for line in lines)
+    assert comparison(DATA, DATA).count("same") == 6
+    for wrong in ("", "[]", "{}", '{"torcharena_report": 99}'):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=r"r\.json: "):
+            reporting.load(path)
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Report(DATA).save("r.json")
+    assert cli.main(["report", "r.json"]) == 0
+    assert capsys.readouterr().out == table(DATA)
+    assert cli.main(["report", "r.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == DATA
+    assert cli.main(["report", "r.json", "r.json"]) == 0
+    assert "same" in capsys.readouterr().out
+    for wrong, said in (
+        (["no.json"], "no.json: No such file"),
+        (["r.json", "--html", "r.pdf"], "ends in .html"),
+        (["r.json", "r.json", "--html", "r.html"], "one report, not two"),
+    ):
+        assert cli.main(["report", *wrong]) == 2
+        assert said in capsys.readouterr().err
