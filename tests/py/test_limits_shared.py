@@ -256,10 +256,9 @@ print(found["shared"], ledgers.unusable(sys.argv[1]))
     folder.mkdir()
     os.chown(folder, 0, group)
     folder.chmod(0o2770)
-    at = tmp_path
-    while at != at.parent and not at.stat().st_mode & 0o001:
-        at.chmod(at.stat().st_mode | 0o011)
-        at = at.parent
+    for at in (tmp_path, *tmp_path.parents):  # others may pass
+        if not at.stat().st_mode & 0o001:
+            at.chmod(at.stat().st_mode & 0o7777 | 0o011)
 
     def tried(user: int, gid: int) -> str:
         done = subprocess.run(
