@@ -68,6 +68,7 @@ class Limits(list[Limit]):
             if lines:
                 lines.append("")
             lines += self._device(device)
+        lines = lines or ["any device: no caps"]
         claimed = ", claimed by the environment" if self.claimed else ""
         lines += ["", f"tenant   {self.tenant}{claimed}"]
         ledger = f"{self.ledger or 'none'}{': ' if self.why else ''}{self.why}"
