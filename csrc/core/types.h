@@ -29,6 +29,7 @@ typedef struct ta_arena ta_arena;
 typedef struct ta_device ta_device;
 typedef struct ta_stream_state ta_stream_state;
 typedef struct ta_pool ta_pool;
+typedef struct ta_share ta_share;
 
 /* A stream that `record_stream` named for a block. Passed when  stream->passed > tick,  the
  * tick of the block's free. */
@@ -235,6 +236,7 @@ struct ta_device {
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
     uint64_t limits[TA_LIMIT_SOURCES];
+    ta_share *share; /* of a cap that processes share (share.c); NULL: none */
     ta_chunk *spare_chunks;
     ta_arena *spare_arenas;
     /* guarded by `counting` */
