@@ -19,6 +19,7 @@ from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
     from .reporting import Report, report
+    from .timelines import Timeline, timeline
     from .tracking import Tracking, track
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
 
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Recording",
     "Report",
+    "Timeline",
     "Tracking",
     "__version__",
     "device_memory",
@@ -43,17 +45,20 @@ __all__ = [
     "rehearse",
     "report",
     "set_limit",
+    "timeline",
     "track",
 ]
 
 # Imported when first used.
 _LATE = {
     "Report": "reporting",
+    "Timeline": "timelines",
     "Tracking": "tracking",
     "find_batch_size": "rehearsal.api",
     "is_rehearsal": "rehearsal.api",
     "rehearse": "rehearsal.api",
     "report": "reporting",
+    "timeline": "timelines",
     "track": "tracking",
 }
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import phases, tracking
+from . import address_map, phases, timelines, tracking
 from .caps import device_memory
 from .loading import core
 from .reporting_text import comparison, table
@@ -42,11 +43,24 @@ class Report:
         peak = self.data["peak"]
         return f"<torcharena.Report: peak {peak['bytes']} bytes in {peak['phase']!r}>"
 
+    def _repr_html_(self) -> str:
+        from .page import compact
+
+        return compact(self.data)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON, whole or not at all. Raises OSError."""
+        """Writes it, whole or not at all: as one self-contained page where the name ends in
+        ``.html``, else as JSON, which `load` reads. Raises OSError."""
         whole = Path(path)
         part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(self.data, indent=1) + "\n")
+        if whole.suffix.lower() in (".html", ".htm"):
+            from .page import page
+
+            text = page(self.data)
+        else:  # lists of numbers on a line each
+            text = json.dumps(self.data, indent=1) + "\n"
+            text = re.sub(r"(?<=[\[\d,])\n\s+(?=[-\d\]])", "", text)
+        part.write_text(text, encoding="utf-8")
         os.replace(part, whole)
 
     def compare(self, other: Report) -> str:
@@ -120,6 +134,10 @@ def report(device: DeviceLike = None) -> Report:
             ),
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
+            "timeline": timelines.collect(index),
+            "map": address_map.collect(
+                index, stats["reserved"][0] - stats["mapped"][0][0]
+            ),
         }
     )
 
