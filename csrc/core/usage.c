@@ -6,10 +6,10 @@
  * The peak is not copied when it is reached, which happens at every allocation of a first
  * step. It is kept as a moment, the count of events on the device: what lived then is what
  * lives now and was born no later, and what was freed since. So a category that is told
- * later counts at the peak too. Under a device's mutex:
+ * later counts at the peak too. Refusals are such moments as well. Under a device's mutex:
  *     live = sum of sizes in the table;  phases[p].live = the same, of phase p
- *     peak = sum of sizes in the table with born <= peak_at  +  sum of sizes in gone
- *     live <= peak
+ *     moment.bytes = sum of sizes in the table with born <= moment.at  +  those in its gone
+ *     live <= peak.bytes
  * The timeline is of the same events: usage_timeline.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "usage.h"
@@ -30,7 +30,7 @@ typedef struct phase_counts {
     double wait_us;
 } phase_counts;
 
-/* Freed since the peak. */
+/* Freed since a moment. */
 typedef struct gone_block {
     uint64_t size;
     uint32_t step;
@@ -38,17 +38,21 @@ typedef struct gone_block {
     uint8_t category;
 } gone_block;
 
+typedef struct moment {
+    ta_usage_when when;
+    uint64_t at;
+    gone_block *gone;
+    size_t gone_count, gone_room;
+} moment;
+
 typedef struct device_usage {
     atomic_bool used; /* something was allocated here */
     pthread_mutex_t mutex;
     ta_usage_table table;
-    uint64_t live, peak, events, peak_at, peak_step, lost;
-    uint32_t peak_phase;
-    double peak_us;
+    uint64_t live, events, lost;
+    moment moments[TA_USAGE_MOMENTS];
     uint64_t page_moves, waits; /* of the device, counted to phases already */
     double wait_us;
-    gone_block *gone;
-    size_t gone_count, gone_room;
     phase_counts *phases; /* TA_USAGE_PHASES of them, where used */
     ta_timeline timeline;
 } device_usage;
@@ -126,14 +130,18 @@ static bool ready(device_usage *d)
     return d->phases != NULL;
 }
 
-static void at_peak(const ta_usage *u, device_usage *d, uint32_t phase)
+static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
+                         uint32_t phase, uint64_t requested)
 {
-    d->peak = d->live;
-    d->peak_at = d->events;
-    d->peak_us = ta_now_us() - u->begin_us;
-    d->peak_step = atomic_load_explicit(&u->step, memory_order_relaxed);
-    d->peak_phase = phase;
-    d->gone_count = 0;
+    m->when = (ta_usage_when){
+        .bytes = d->live,
+        .us = ta_now_us() - u->begin_us,
+        .step = atomic_load_explicit(&u->step, memory_order_relaxed),
+        .requested = requested,
+        .phase = phase,
+    };
+    m->at = d->events;
+    m->gone_count = 0;
 }
 
 static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested,
@@ -155,26 +163,28 @@ static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested
     p->bytes += entry.size;
     p->live += entry.size;
     d->live += entry.size;
-    if (d->live > d->peak) at_peak(u, d, phase);
+    moment *peak = &d->moments[TA_USAGE_PEAK];
+    if (d->live > peak->when.bytes) begin_moment(u, d, peak, phase, 0);
     if (d->live > p->peak) p->peak = d->live;
     changed(u, d, &entry, true);
 }
 
-/* The peak's record of a block that goes. Without memory for it the peak begins anew. */
-static void remember(const ta_usage *u, device_usage *d, const ta_usage_entry *e)
+/* A moment's record of a block that goes. Without memory for it the moment is now. */
+static void remember(const ta_usage *u, device_usage *d, moment *m,
+                     const ta_usage_entry *e)
 {
-    if (d->gone_count == d->gone_room) {
-        size_t room = d->gone_room ? d->gone_room * 2 : 256;
-        gone_block *larger = realloc(d->gone, room * sizeof *larger);
+    if (m->gone_count == m->gone_room) {
+        size_t room = m->gone_room ? m->gone_room * 2 : 256;
+        gone_block *larger = realloc(m->gone, room * sizeof *larger);
         if (!larger) {
             d->lost++;
-            at_peak(u, d, d->peak_phase);
+            begin_moment(u, d, m, m->when.phase, m->when.requested);
             return;
         }
-        d->gone = larger;
-        d->gone_room = room;
+        m->gone = larger;
+        m->gone_room = room;
     }
-    d->gone[d->gone_count++] = (gone_block){e->size, e->step, e->phase, e->category};
+    m->gone[m->gone_count++] = (gone_block){e->size, e->step, e->phase, e->category};
 }
 
 static void died(const ta_usage *u, device_usage *d, uint64_t addr)
@@ -186,7 +196,8 @@ static void died(const ta_usage *u, device_usage *d, uint64_t addr)
     d->events++;
     d->live -= gone.size;
     d->phases[gone.phase].live -= gone.size;
-    if (gone.born <= d->peak_at) remember(u, d, &gone);
+    for (int i = 0; i < TA_USAGE_MOMENTS; i++)
+        if (gone.born <= d->moments[i].at) remember(u, d, &d->moments[i], &gone);
     changed(u, d, &gone, false);
 }
 
@@ -203,8 +214,9 @@ static void observe(void *context, const ta_event_info *event)
 {
     ta_usage *u = context;
     const ta_event_kind kind = event->kind;
-    if (kind != TA_EVENT_ALLOC && kind != TA_EVENT_FREE && kind != TA_EVENT_MAP &&
-        kind != TA_EVENT_UNMAP)
+    const bool of_pages = kind == TA_EVENT_MAP || kind == TA_EVENT_UNMAP;
+    if (kind != TA_EVENT_ALLOC && kind != TA_EVENT_FREE && kind != TA_EVENT_OOM &&
+        !of_pages)
         return;
     device_usage *d = &u->device[event->device];
     uint32_t phase = phase_now(u);
@@ -213,6 +225,8 @@ static void observe(void *context, const ta_event_info *event)
         born(u, d, event->addr, event->size, phase);
     else if (kind == TA_EVENT_FREE)
         died(u, d, event->addr);
+    else if (kind == TA_EVENT_OOM)
+        begin_moment(u, d, &d->moments[TA_USAGE_OOM], phase, event->size);
     else
         pages(u, d, event->size, kind == TA_EVENT_MAP);
     pthread_mutex_unlock(&d->mutex);
@@ -294,7 +308,7 @@ ta_status ta_usage_destroy(ta_usage *u)
     for (int i = 0; i < TA_MAX_DEVICES; i++) {
         pthread_mutex_destroy(&u->device[i].mutex);
         free(u->device[i].table.slots);
-        free(u->device[i].gone);
+        for (int k = 0; k < TA_USAGE_MOMENTS; k++) free(u->device[i].moments[k].gone);
         free(u->device[i].phases);
         ta_timeline_end(&u->device[i].timeline);
     }
@@ -463,19 +477,18 @@ void ta_usage_look(ta_usage *u, int device, ta_usage_counts *counts)
     pthread_mutex_lock(&d->mutex);
     *counts = (ta_usage_counts){
         .live = d->live,
-        .peak = d->peak,
         .blocks = d->table.count,
-        .peak_us = d->peak_us,
         .now_us = ta_now_us() - u->begin_us,
-        .peak_step = d->peak_step,
         .step = atomic_load(&u->step),
-        .peak_phase = d->peak_phase,
         .lost = d->lost,
         .bytes = sizeof *u + TA_USAGE_PHASES * sizeof *u->phase +
                  (d->phases ? TA_USAGE_PHASES * sizeof *d->phases : 0) +
-                 d->table.room * sizeof *d->table.slots + d->gone_room * sizeof *d->gone +
-                 ta_timeline_bytes(&d->timeline),
+                 d->table.room * sizeof *d->table.slots + ta_timeline_bytes(&d->timeline),
     };
+    for (int i = 0; i < TA_USAGE_MOMENTS; i++) {
+        counts->when[i] = d->moments[i].when;
+        counts->bytes += d->moments[i].gone_room * sizeof *d->moments[i].gone;
+    }
     pthread_mutex_unlock(&d->mutex);
 }
 
@@ -484,7 +497,7 @@ void ta_usage_reset_peaks(ta_usage *u, int device)
     device_usage *d = looked_at(u, device);
     if (!d) return;
     pthread_mutex_lock(&d->mutex);
-    at_peak(u, d, phase_now(u));
+    begin_moment(u, d, &d->moments[TA_USAGE_PEAK], phase_now(u), 0);
     for (uint32_t i = 0; d->phases && i < TA_USAGE_PHASES; i++) d->phases[i].peak = 0;
     pthread_mutex_unlock(&d->mutex);
 }
@@ -519,22 +532,23 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
     return count;
 }
 
-size_t ta_usage_blocks(ta_usage *u, int device, bool at_peak, ta_usage_block *blocks,
-                       size_t capacity)
+size_t ta_usage_blocks(ta_usage *u, int device, ta_usage_moment which,
+                       ta_usage_block *blocks, size_t capacity)
 {
     device_usage *d = looked_at(u, device);
     size_t count = 0;
-    if (!d) return 0;
+    if (!d || which > TA_USAGE_NOW) return 0;
     pthread_mutex_lock(&d->mutex);
+    const moment *m = which == TA_USAGE_NOW ? NULL : &d->moments[which];
     for (size_t i = 0; i < d->table.room; i++) {
         const ta_usage_entry *e = &d->table.slots[i];
-        if (!e->addr || (at_peak && e->born > d->peak_at)) continue;
+        if (!e->addr || (m && e->born > m->at)) continue;
         if (count++ < capacity)
             blocks[count - 1] =
                 (ta_usage_block){e->addr, e->size, e->step, e->phase, e->category};
     }
-    for (size_t i = 0; at_peak && i < d->gone_count; i++) {
-        const gone_block *g = &d->gone[i];
+    for (size_t i = 0; m && i < m->gone_count; i++) {
+        const gone_block *g = &m->gone[i];
         if (count++ < capacity)
             blocks[count - 1] =
                 (ta_usage_block){0, g->size, g->step, g->phase, g->category};
@@ -560,23 +574,35 @@ size_t ta_usage_timeline(ta_usage *u, int device, ta_usage_sample *samples,
 }
 
 /* --- checking -------------------------------------------------------------------------------- */
+static bool check_moment(const device_usage *d, const moment *m, char *text,
+                         size_t capacity)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < d->table.room; i++)
+        if (d->table.slots[i].addr && d->table.slots[i].born <= m->at)
+            sum += d->table.slots[i].size;
+    for (size_t i = 0; i < m->gone_count; i++) sum += m->gone[i].size;
+    if (sum == m->when.bytes) return true;
+    snprintf(text, capacity,
+             "usage: a moment of %llu bytes, the sum of its blocks is %llu",
+             (unsigned long long)m->when.bytes, (unsigned long long)sum);
+    return false;
+}
+
 static bool check_device(const ta_usage *u, const device_usage *d, char *text,
                          size_t capacity)
 {
-    uint64_t live = 0, peak = 0, of[TA_USAGE_PHASES] = {0};
+    uint64_t live = 0, of[TA_USAGE_PHASES] = {0};
     for (size_t i = 0; i < d->table.room; i++) {
         const ta_usage_entry *e = &d->table.slots[i];
         if (!e->addr) continue;
         live += e->size;
         of[e->phase] += e->size;
-        if (e->born <= d->peak_at) peak += e->size;
     }
-    for (size_t i = 0; i < d->gone_count; i++) peak += d->gone[i].size;
-    if (live != d->live || peak != d->peak || live > peak) {
-        snprintf(text, capacity,
-                 "usage: live %llu, in the table %llu; peak %llu, sum %llu",
+    if (live != d->live || live > d->moments[TA_USAGE_PEAK].when.bytes) {
+        snprintf(text, capacity, "usage: live %llu, in the table %llu, peak %llu",
                  (unsigned long long)d->live, (unsigned long long)live,
-                 (unsigned long long)d->peak, (unsigned long long)peak);
+                 (unsigned long long)d->moments[TA_USAGE_PEAK].when.bytes);
         return false;
     }
     for (uint32_t p = 0; d->phases && p < u->phase_count; p++)
@@ -585,6 +611,8 @@ static bool check_device(const ta_usage *u, const device_usage *d, char *text,
                      (unsigned long long)d->phases[p].live, (unsigned long long)of[p]);
             return false;
         }
+    for (int i = 0; i < TA_USAGE_MOMENTS; i++)
+        if (!check_moment(d, &d->moments[i], text, capacity)) return false;
     return ta_timeline_check(&d->timeline, d->live, text, capacity);
 }
 

@@ -1,4 +1,4 @@
-/* usage.h - who used what: bytes by phase and by category, now and at the peak.
+/* usage.h - who used what: bytes by phase and by category, now, at the peak, at a refusal.
  *
  * A phase is a named span of the program (`forward`); phases nest, and one is told apart by
  * its name and the one around it; entered inside itself it is the same one. A category is
@@ -56,14 +56,28 @@ void ta_usage_step(ta_usage *usage);
 size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,
                              size_t count, ta_category category);
 
+/* Moments whose blocks are known until the next of the kind. */
+typedef enum ta_usage_moment {
+    TA_USAGE_PEAK = 0,
+    TA_USAGE_OOM = 1, /* the last request that was refused */
+    TA_USAGE_MOMENTS = 2,
+    TA_USAGE_NOW = 2
+} ta_usage_moment;
+
+typedef struct ta_usage_when {
+    uint64_t bytes;           /* live then; 0: there was no such moment */
+    double us;                /* since the start */
+    uint64_t step, requested; /* of a refusal: bytes asked for */
+    uint32_t phase;
+} ta_usage_when;
+
 typedef struct ta_usage_counts {
-    uint64_t live, peak;    /* bytes */
-    uint64_t blocks;        /* live */
-    double peak_us, now_us; /* since the start */
-    uint64_t peak_step, step;
-    uint32_t peak_phase;
-    uint64_t
-        lost; /* blocks that no host memory was to be had for: not counted anywhere */
+    uint64_t live;   /* bytes */
+    uint64_t blocks; /* live */
+    double now_us;   /* since the start */
+    uint64_t step;
+    ta_usage_when when[TA_USAGE_MOMENTS];
+    uint64_t lost;  /* blocks not counted, for want of host memory */
     uint64_t bytes; /* of host memory that all this takes */
 } ta_usage_counts;
 void ta_usage_look(ta_usage *usage, int device, ta_usage_counts *counts);
@@ -92,16 +106,16 @@ size_t ta_usage_phases(ta_usage *usage, int device, ta_usage_phase *phases,
                        size_t capacity);
 
 typedef struct ta_usage_block {
-    uint64_t addr; /* 0: freed since the peak */
+    uint64_t addr; /* 0: freed since the moment */
     uint64_t size;
     uint64_t step;
     uint32_t phase;
     uint8_t category;
 } ta_usage_block;
-/* The blocks that live now, or those that lived at the peak; at most `capacity`, in no
- * order. Returns how many there are. */
-size_t ta_usage_blocks(ta_usage *usage, int device, bool at_peak, ta_usage_block *blocks,
-                       size_t capacity);
+/* The blocks that live now, or lived at a moment; at most `capacity`, in no order. Returns how
+ * many there are. */
+size_t ta_usage_blocks(ta_usage *usage, int device, ta_usage_moment moment,
+                       ta_usage_block *blocks, size_t capacity);
 
 #define TA_USAGE_SAMPLES 2048u
 

@@ -50,8 +50,8 @@ static PyMethodDef methods[] = {
          "usage_set_category(device, addresses, category) -> int: blocks found"),
     SOME(usage_look, "usage_look(device) -> dict"),
     SOME(usage_phases, "usage_phases(device) -> list of dicts"),
-    SOME(usage_blocks, "usage_blocks(device, at_peak) -> list of tuples"),
     SOME(usage_timeline, "usage_timeline(device) -> (us of an interval, samples)"),
+    SOME(usage_blocks, "usage_blocks(device, moment) -> list of tuples"),
     NONE(usage_check, "usage_check() -> str | None: the first invariant that fails"),
     /* recording.c */
     SOME(record_start, "record_start(path): write every event to a file"),

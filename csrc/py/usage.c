@@ -111,6 +111,14 @@ PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args)
     return PyErr_Occurred() ? NULL : PyLong_FromSize_t(found);
 }
 
+static PyObject *when_object(const ta_usage_when *w)
+{
+    return Py_BuildValue("{s:K,s:d,s:K,s:K,s:I}", "bytes", (unsigned long long)w->bytes,
+                         "us", w->us, "step", (unsigned long long)w->step, "requested",
+                         (unsigned long long)w->requested, "phase",
+                         (unsigned int)w->phase);
+}
+
 PyObject *ta_py_usage_look(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -118,13 +126,12 @@ PyObject *ta_py_usage_look(PyObject *self, PyObject *args)
     ta_usage_counts c;
     if (!PyArg_ParseTuple(args, "i:usage_look", &device) || needed() == NULL) return NULL;
     ta_usage_look(usage, device, &c);
-    return Py_BuildValue("{s:K,s:K,s:K,s:d,s:d,s:K,s:K,s:I,s:K,s:K}", "live",
-                         (unsigned long long)c.live, "peak", (unsigned long long)c.peak,
-                         "blocks", (unsigned long long)c.blocks, "peak_us", c.peak_us,
-                         "now_us", c.now_us, "peak_step", (unsigned long long)c.peak_step,
-                         "step", (unsigned long long)c.step, "peak_phase",
-                         (unsigned int)c.peak_phase, "lost", (unsigned long long)c.lost,
-                         "bytes", (unsigned long long)c.bytes);
+    return Py_BuildValue(
+        "{s:K,s:K,s:d,s:K,s:K,s:K,s:N,s:N}", "live", (unsigned long long)c.live, "blocks",
+        (unsigned long long)c.blocks, "now_us", c.now_us, "step",
+        (unsigned long long)c.step, "lost", (unsigned long long)c.lost, "bytes",
+        (unsigned long long)c.bytes, "peak", when_object(&c.when[TA_USAGE_PEAK]),
+        "out_of_memory", when_object(&c.when[TA_USAGE_OOM]));
 }
 
 static PyObject *phase_object(const ta_usage_phase *p)
@@ -161,17 +168,22 @@ PyObject *ta_py_usage_phases(PyObject *self, PyObject *args)
     return list;
 }
 
-/* usage_blocks(device, at_peak): allocations may come and go between the two looks. */
+/* usage_blocks(device, moment): allocations may come and go between the two looks. */
 PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args)
 {
     (void)self;
-    int device = 0, at_peak = 0;
-    if (!PyArg_ParseTuple(args, "ip:usage_blocks", &device, &at_peak) || needed() == NULL)
+    int device = 0, moment = 0;
+    if (!PyArg_ParseTuple(args, "ii:usage_blocks", &device, &moment) || needed() == NULL)
         return NULL;
-    size_t room = ta_usage_blocks(usage, device, at_peak, NULL, 0) + 256, count;
+    if (moment < 0 || moment > TA_USAGE_NOW) {
+        PyErr_Format(PyExc_ValueError, "usage_blocks: no moment %d", moment);
+        return NULL;
+    }
+    ta_usage_moment when = (ta_usage_moment)moment;
+    size_t room = ta_usage_blocks(usage, device, when, NULL, 0) + 256, count;
     ta_usage_block *blocks = malloc(room * sizeof *blocks);
     if (blocks == NULL) return PyErr_NoMemory();
-    count = ta_usage_blocks(usage, device, at_peak, blocks, room);
+    count = ta_usage_blocks(usage, device, when, blocks, room);
     if (count > room) count = room;
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {

@@ -18,10 +18,12 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
+    from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
+    from .snapshots import snapshot
     from .timelines import Timeline, timeline
     from .tracking import Tracking, track
-    from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
 
 __version__ = "0.1.0"
 
@@ -35,16 +37,20 @@ __all__ = [
     "enable",
     "enabled",
     "find_batch_size",
+    "free_exceptions",
+    "held_by_exceptions",
     "is_rehearsal",
     "limit",
     "mark",
     "memory_stats",
     "memory_summary",
+    "on_oom",
     "phase",
     "record",
     "rehearse",
     "report",
     "set_limit",
+    "snapshot",
     "timeline",
     "track",
 ]
@@ -55,9 +61,13 @@ _LATE = {
     "Timeline": "timelines",
     "Tracking": "tracking",
     "find_batch_size": "rehearsal.api",
+    "free_exceptions": "out_of_memory",
+    "held_by_exceptions": "out_of_memory",
     "is_rehearsal": "rehearsal.api",
+    "on_oom": "out_of_memory",
     "rehearse": "rehearsal.api",
     "report": "reporting",
+    "snapshot": "snapshots",
     "timeline": "timelines",
     "track": "tracking",
 }

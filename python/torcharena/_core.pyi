@@ -100,17 +100,22 @@ class Event(TypedDict):
     free: int  # kind oom: bytes that were free
     time_us: int  # since 1970
 
+class When(TypedDict):
+    bytes: int  # live then; 0: there was no such moment
+    us: float  # since the first phase
+    step: int
+    requested: int  # of a refusal: bytes asked for
+    phase: int
+
 class Usage(TypedDict):
     live: int  # bytes of live blocks
-    peak: int
     blocks: int
-    peak_us: float  # since the first phase
-    now_us: float
-    peak_step: int
+    now_us: float  # since the first phase
     step: int
-    peak_phase: int
     lost: int  # blocks not counted for want of host memory
     bytes: int  # of host memory that this takes
+    peak: When
+    out_of_memory: When  # the last refusal
 
 class Phase(TypedDict):
     name: str
@@ -208,9 +213,9 @@ def usage_set_category(device: int, addresses: list[int], category: int, /) -> i
 
 def usage_look(device: int, /) -> Usage: ...
 def usage_phases(device: int, /) -> list[Phase]: ...
-def usage_blocks(device: int, at_peak: bool, /) -> list[tuple[int, int, int, int, int]]:
-    """(address, size, step, phase, category) of what lives now, or lived at the peak; address
-    0: freed since."""
+def usage_blocks(device: int, moment: int, /) -> list[tuple[int, int, int, int, int]]:
+    """(address, size, step, phase, category) of what lived at the peak (0), at the last refusal
+    (1), or lives now (2); address 0: freed since."""
 
 def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
     """(microseconds that a sample covers, samples from the start on). A sample: live bytes

@@ -58,7 +58,11 @@ def _arena(runs: list[Any], row: dict[str, Any]) -> dict[str, Any]:
             cells.append(GAP)
         # Never 0 or 100 by rounding.
         cells += [
-            0 if not size else 100 if size >= page else min(99, max(1, 100 * size // page))
+            0
+            if not size
+            else 100
+            if size >= page
+            else min(99, max(1, 100 * size // page))
             for size in used
         ]
     return {

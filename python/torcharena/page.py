@@ -212,9 +212,7 @@ def _categories(data: dict[str, Any]) -> str:
         )
         for name in sorted(names, key=lambda n: -peak["categories"].get(n, 0))
     ]
-    rows.append(
-        ("in all", format_size(peak["bytes"]), "", format_size(now["bytes"]))
-    )
+    rows.append(("in all", format_size(peak["bytes"]), "", format_size(now["bytes"])))
     pieces = [(n, peak["categories"].get(n, 0), COLOURS[n]) for n in names]
     return bar(pieces, peak["bytes"]) + _table(
         ("category", "at the peak", "", "now"), rows, 1, total=True
@@ -276,7 +274,8 @@ def _phases(data: dict[str, Any]) -> str:
 def _holders(peak: dict[str, Any]) -> str:
     rows = [
         (
-            _dot(COLOURS.get(row["category"], COLOURS["other"])) + escape(row["category"]),
+            _dot(COLOURS.get(row["category"], COLOURS["other"]))
+            + escape(row["category"]),
             _title(row["phase"]),
             format_size(row["bytes"]),
             f"{row['blocks']:,} × {format_size(row['size'])}",
@@ -295,7 +294,8 @@ def _growth(data: dict[str, Any]) -> str:
         return "<p>No growth: every step freed what it allocated.</p>"
     rows = [
         (
-            _dot(COLOURS.get(row["category"], COLOURS["other"])) + escape(row["category"]),
+            _dot(COLOURS.get(row["category"], COLOURS["other"]))
+            + escape(row["category"]),
             _title(row["phase"]),
             f"{format_size(row['bytes_per_step'])} a step",
             f"mostly {format_size(row['size'])} each",

@@ -54,7 +54,7 @@ def start() -> None:
         lazily(watching)
 
 
-class phase(contextlib.ContextDecorator):  # noqa: N801, as torch.no_grad
+class phase(contextlib.ContextDecorator):
     """A span of the program by name, for `report`: a context manager, or a decorator.
 
     Phases nest: one is told apart by its name and the one around it. Inside itself it is the

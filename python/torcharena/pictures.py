@@ -34,7 +34,7 @@ _PHASES = {
 }
 _MORE = ("#cf6f9b", "#6fb3b8", "#b8935f", "#8c9fd9", "#9fb84f", "#d6a3c4")
 # Of pages.
-FULL, PARTLY, IDLE = "#3f78c3", "#9dbce6", "#d98a5a"
+FULL, IDLE = "#3f78c3", "#d98a5a"
 
 _LEFT, _RIGHT, _TOP = 66, 12, 16  # around a timeline, in its own units
 _STRIP = 12  # height of the row of phases
@@ -297,7 +297,7 @@ def legend(data: dict[str, Any]) -> str:
 
 
 # --- the address map ---------------------------------------------------------------------------
-_CELL, _COLUMNS = 11, 84
+_CELL, _COLUMNS = 11, 90
 
 
 def map_svg(data: dict[str, Any], arenas: int = 16) -> str:
@@ -355,7 +355,7 @@ def _cell(used: int, left: int, top: int) -> str:
     high = max(1.5, inside * used / 100)
     return (
         f'<g><title>{used} % used</title><rect {place} height="{inside}" '
-        f'fill="{PARTLY}" opacity=".45"/><rect x="{left}" y="{top + inside - high:.1f}" '
+        f'fill="currentColor" opacity=".16"/><rect x="{left}" y="{top + inside - high:.1f}" '
         f'width="{inside}" height="{high:.1f}" fill="{FULL}"/></g>'
     )
 
@@ -363,7 +363,7 @@ def _cell(used: int, left: int, top: int) -> str:
 def map_legend() -> str:
     """What the map's cells mean."""
     idle = f"none;box-shadow:inset 0 0 0 1px {IDLE}"
-    partly = f"linear-gradient(to top,{FULL} 50%,{PARTLY} 50%)"
+    partly = f"linear-gradient(to top,{FULL} 50%,rgba(128,128,128,.35) 50%)"
     return (
         f'<div style="line-height:1.7">{_chip(FULL, "full")}'
         f"{_chip(partly, 'partly used, filled as far as it is')}"

@@ -19,9 +19,10 @@ from .loading import core
 from .reporting_text import comparison, table
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
-__all__ = ["Report", "load", "report"]
+__all__ = ["Report", "category_of", "load", "paths_of", "report"]
 
 VERSION = 1
+_PEAK, _OOM, _NOW = range(3)  # as in csrc/core/usage.h
 # What is neither told by `track` nor of one of these phases is what forward and backward
 # made: activations, and their gradients.
 _NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
@@ -96,9 +97,9 @@ def report(device: DeviceLike = None) -> Report:
     library = core()
     look = library.usage_look(index)
     named = library.usage_phases(index)
-    paths = _paths(named)
-    peak = _groups(library.usage_blocks(index, True), paths)
-    now = _groups(library.usage_blocks(index, False), paths)
+    paths = paths_of(named)
+    now = library.usage_blocks(index, _NOW)
+    held = _groups(now, paths)
     stats = library.stats(index)
     return Report(
         {
@@ -106,20 +107,17 @@ def report(device: DeviceLike = None) -> Report:
             "device": index,
             "seconds": look["now_us"] / 1e6,
             "steps": look["step"],
-            "peak": {
-                "bytes": look["peak"],
-                "seconds": look["peak_us"] / 1e6,
-                "step": look["peak_step"],
-                "phase": paths[look["peak_phase"]],
-                "categories": _sums(peak, 1),
-                "phases": _sums(peak, 0),
-                "holders": _largest(peak),
-            },
+            "peak": _moment(look["peak"], library.usage_blocks(index, _PEAK), paths),
+            "out_of_memory": _moment(
+                look["out_of_memory"], library.usage_blocks(index, _OOM), paths
+            )
+            if look["out_of_memory"]["requested"]
+            else None,
             "now": {
                 "bytes": look["live"],
-                "categories": _sums(now, 1),
-                "phases": _sums(now, 0),
-                "memory": _memory(stats, look["live"], index),
+                "categories": _sums(held, 1),
+                "phases": _sums(held, 0),
+                "memory": _memory(stats, index),
             },
             "reserved_peak": stats["reserved"][1],
             "cap": stats["limit"],
@@ -129,9 +127,7 @@ def report(device: DeviceLike = None) -> Report:
                 for number in _order(named)
                 if named[number]["allocs"] or named[number]["entries"]
             ],
-            "growth": _growth(
-                library.usage_blocks(index, False), paths, int(look["step"])
-            ),
+            "growth": _growth(now, paths, look["step"]),
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -142,9 +138,25 @@ def report(device: DeviceLike = None) -> Report:
     )
 
 
+def _moment(
+    when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
+) -> dict[str, Any]:
+    groups = _groups(blocks, paths)
+    return {
+        "bytes": when["bytes"],
+        "requested": when["requested"],
+        "seconds": when["us"] / 1e6,
+        "step": when["step"],
+        "phase": paths[when["phase"]],
+        "categories": _sums(groups, 1),
+        "phases": _sums(groups, 0),
+        "holders": _largest(groups),
+    }
+
+
 # --- phases ------------------------------------------------------------------------------
-def _paths(named: list[Any]) -> list[str]:
-    """``step/forward``, by number; phase 0 is the empty path."""
+def paths_of(named: list[Any]) -> list[str]:
+    """Paths such as ``step/forward``, by number; phase 0 is the empty path."""
     paths = [""]
     for one in named[1:]:
         around = paths[one["around"]]
@@ -184,7 +196,8 @@ def _phase_row(named: list[Any], paths: list[str], number: int) -> dict[str, Any
 
 
 # --- blocks ------------------------------------------------------------------------------
-def _category(number: int, path: str, step: int) -> str:
+def category_of(number: int, path: str) -> str:
+    """A block's category by its number, told or not, and the phase that it is of."""
     name = phases.CATEGORIES[number]
     if name != "unknown":
         return name
@@ -195,7 +208,9 @@ def _category(number: int, path: str, step: int) -> str:
     return "activation"
 
 
-Groups = dict[tuple[str, str, int], tuple[int, int]]  # phase, category, size: count, bytes
+Groups = dict[
+    tuple[str, str, int], tuple[int, int]
+]  # phase, category, size: count, bytes
 
 
 def _groups(blocks: list[tuple[int, int, int, int, int]], paths: list[str]) -> Groups:
@@ -204,7 +219,7 @@ def _groups(blocks: list[tuple[int, int, int, int, int]], paths: list[str]) -> G
     )
     groups: Groups = {}
     for (phase, category, size), count in counts.items():
-        key = (paths[phase], _category(category, paths[phase], 0), size)
+        key = (paths[phase], category_of(category, paths[phase]), size)
         had = groups.get(key, (0, 0))
         groups[key] = (had[0] + count, had[1] + count * size)
     return groups
@@ -244,7 +259,7 @@ def _growth(
     )
     for _, size, born, phase, category in blocks:
         if born in last:
-            key = (paths[phase], _category(category, paths[phase], born))
+            key = (paths[phase], category_of(category, paths[phase]))
             left[key][born] = left[key].get(born, 0) + size
             sizes[key][size] += 1
     found = [
@@ -263,7 +278,7 @@ def _growth(
 
 
 # --- the device's bytes --------------------------------------------------------------------
-def _memory(stats: Any, live: int, index: int) -> dict[str, int | None]:
+def _memory(stats: Any, index: int) -> dict[str, int | None]:
     """Rows that add up to what the device has in use."""
     allocated, requested = stats["allocated"][0][0], stats["requested"][0][0]
     reserved = stats["reserved"][0]

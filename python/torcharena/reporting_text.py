@@ -40,12 +40,16 @@ def table(data: dict[str, Any]) -> str:
         f"  {'in all':<20}{format_size(peak['bytes']):>14}{'':>9}"
         f"{format_size(now['bytes']):>14}"
     )
+    lines += _refusal(data["out_of_memory"])
     lines += _phases(data)
     lines += _holders(peak)
     lines += _growth(data)
     lines += _memory(now["memory"])
     if data["not_counted"]:
-        lines += ["", f"  {data['not_counted']:,} blocks were not counted: no host memory"]
+        lines += [
+            "",
+            f"  {data['not_counted']:,} blocks were not counted: no host memory",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -74,6 +78,21 @@ def _phases(data: dict[str, Any]) -> list[str]:
 def _indented(path: str) -> str:
     around, _, name = path.rpartition("/")
     return "  " * (around.count("/") + 1 if around else 0) + _title(name)
+
+
+def _refusal(moment: dict[str, Any] | None) -> list[str]:
+    if moment is None:
+        return []
+    held = ", ".join(
+        f"{name} {format_size(size)}" for name, size in moment["categories"].items()
+    )
+    return [
+        "",
+        f"  out of memory in {_title(moment['phase'])}, step {moment['step']}, "
+        f"{moment['seconds']:.1f} s after the start: "
+        f"{format_size(moment['requested'])} more were asked for",
+        f"    held then: {held or 'nothing'}",
+    ]
 
 
 def _holders(peak: dict[str, Any]) -> list[str]:

@@ -71,6 +71,8 @@ def timeline(device: DeviceLike = None) -> Timeline:
 
 def collect(index: int) -> dict[str, Any]:
     """`Timeline.data` of a device, from when something first lived or was reserved there."""
+    from .reporting import paths_of  # which imports this
+
     library = core()
     interval_us, samples = library.usage_timeline(index)
     used = (i for i, sample in enumerate(samples) if sample[0] or sample[1])
@@ -82,7 +84,7 @@ def collect(index: int) -> dict[str, Any]:
         name: [sample[4][phases.CATEGORIES.index(name)] for sample in samples]
         for name in ORDER
     }
-    paths = _paths(library.usage_phases(index))
+    paths = paths_of(library.usage_phases(index))
     used_paths = sorted({sample[2] for sample in samples})
     number = {phase: i for i, phase in enumerate(used_paths)}
     steps: list[list[float]] = []
@@ -99,15 +101,6 @@ def collect(index: int) -> dict[str, Any]:
         "phases": [paths[phase] for phase in used_paths],
         "steps": steps[1:],  # the first one was under way
     }
-
-
-def _paths(named: list[Any]) -> list[str]:
-    """``step/forward``, by number; phase 0 is the empty path."""
-    paths = [""]
-    for one in named[1:]:
-        around = paths[one["around"]]
-        paths.append(f"{around}/{one['name']}" if around else one["name"])
-    return paths
 
 
 def narrowed(data: dict[str, Any], most: int) -> dict[str, Any]:
@@ -162,7 +155,11 @@ def _plot(data: dict[str, Any], path: str | os.PathLike[str] | None) -> Any:
     for at, step in steps[:: max(1, len(steps) // 20)]:
         axes.axvline(at, color="0.7", lw=0.5, zorder=0)
         axes.annotate(
-            str(step), (at, 1), xycoords=("data", "axes fraction"), fontsize=7, va="bottom"
+            str(step),
+            (at, 1),
+            xycoords=("data", "axes fraction"),
+            fontsize=7,
+            va="bottom",
         )
     axes.set_xlabel("seconds" if not steps else "seconds; steps above")
     axes.set_ylabel("GiB")

@@ -94,7 +94,7 @@ def _get_fraction(device: int) -> float:
 # --- snapshots and history ---------------------------------------------------------------
 
 
-def _memory_snapshot(wanted: Sequence[Any] | None = None) -> dict[str, Any]:
+def memory_snapshot(wanted: Sequence[Any] | None = None) -> dict[str, Any]:
     """``wanted``: None, or (pool, pool) and, from torch 2.14 on, whether with traces."""
     library = core()
     pool = (0, 0) if wanted is None else (int(wanted[0]), int(wanted[1]))
@@ -339,7 +339,7 @@ _REPLACED: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _memory_stats,
     "_cuda_resetPeakMemoryStats": _reset_peak,
     "_cuda_resetAccumulatedMemoryStats": _reset_accumulated,
-    "_cuda_memorySnapshot": _memory_snapshot,
+    "_cuda_memorySnapshot": memory_snapshot,
     "_cuda_record_memory_history": _record_history,
     "_cuda_record_memory_history_legacy": _record_history_legacy,
     "_cuda_isHistoryEnabled": _history_enabled,

@@ -140,7 +140,7 @@ class Tracking:
         if model is None or not phases.watching():
             return
         looks = [core().usage_look(device) for device in _devices(model)]
-        if any(look["peak_step"] == look["step"] for look in looks):
+        if any(look["peak"]["step"] == look["step"] for look in looks):
             self.tell()
 
 

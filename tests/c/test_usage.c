@@ -66,11 +66,11 @@ static ta_usage_phase phase(const fixture *f, const char *path)
     return (ta_usage_phase){0};
 }
 
-/* Bytes of a category now, or at the peak. */
-static uint64_t bytes_of(const fixture *f, ta_category category, bool at_peak)
+/* Bytes of a category now, or at a moment. */
+static uint64_t bytes_of(const fixture *f, ta_category category, ta_usage_moment when)
 {
     static ta_usage_block blocks[4096];
-    size_t count = ta_usage_blocks(f->u, 0, at_peak, blocks, 4096);
+    size_t count = ta_usage_blocks(f->u, 0, when, blocks, 4096);
     uint64_t bytes = 0;
     for (size_t i = 0; i < count && i < 4096; i++)
         if (blocks[i].category == category) bytes += blocks[i].size;
@@ -108,7 +108,7 @@ TEST(phases_nest)
     CHECK_EQ(inner.peak, 15 * MIB);
     CHECK_EQ(none.live, 2 * MIB);
     CHECK(outer.us >= inner.us && inner.us > 0);
-    CHECK_EQ(look(&f).peak, 15 * MIB);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, 15 * MIB);
     void *all[] = {before, p, q, r, after};
     for (size_t i = 0; i < 5; i++) ta_free(f.a, all[i]);
     CHECK_EQ(look(&f).live, 0);
@@ -149,19 +149,45 @@ TEST(categories_told_later_count_at_the_peak)
     void *other = one(&f, 512);
     categorize(&f, weight, TA_CATEGORY_PARAMETER);
     categorize(&f, gradient, TA_CATEGORY_GRADIENT);
-    CHECK_EQ(look(&f).peak, 7 * MIB);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, true), MIB);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, true), 2 * MIB);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_ACTIVATION, true), 4 * MIB);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, true), 0);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, false), 512);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, 7 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, TA_USAGE_PEAK), MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_ACTIVATION, TA_USAGE_PEAK), 4 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_PEAK), 0);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_NOW), 512);
     ta_free(f.a, gradient);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, true), 2 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2 * MIB);
     ta_usage_reset_peaks(f.u, 0);
-    CHECK_EQ(look(&f).peak, MIB + 512);
-    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, true), 0);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, MIB + 512);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 0);
     ta_free(f.a, weight);
     ta_free(f.a, other);
+    tear_down(&f);
+}
+
+TEST(a_refusal_is_a_moment)
+{
+    fixture f = set_up();
+    CHECK_EQ(look(&f).when[TA_USAGE_OOM].bytes, 0);
+    ta_set_limit(f.a, 0, TA_LIMIT_API, 16 * MIB);
+    void *weight = one(&f, 4 * MIB), *activation = one(&f, 8 * MIB);
+    categorize(&f, activation, TA_CATEGORY_ACTIVATION);
+    ta_usage_span span;
+    ta_usage_enter(f.u, "forward", &span);
+    CHECK(!one(&f, 12 * MIB));
+    ta_usage_leave(f.u, &span);
+    ta_free(f.a, activation); /* as the error unwinds */
+    void *after = one(&f, 2 * MIB);
+    categorize(&f, weight, TA_CATEGORY_PARAMETER);
+    ta_usage_when when = look(&f).when[TA_USAGE_OOM];
+    CHECK_EQ(when.bytes, 12 * MIB);
+    CHECK_EQ(when.requested, 12 * MIB);
+    CHECK(when.phase > 0);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, TA_USAGE_OOM), 4 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_ACTIVATION, TA_USAGE_OOM), 8 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_OOM), 0);
+    ta_free(f.a, weight);
+    ta_free(f.a, after);
     tear_down(&f);
 }
 
@@ -175,7 +201,7 @@ TEST(what_lived_before_is_counted)
     ta_usage_counts counts;
     ta_usage_look(second, 0, &counts);
     CHECK_EQ(counts.live, 3 * MIB);
-    CHECK_EQ(counts.peak, 3 * MIB);
+    CHECK_EQ(counts.when[TA_USAGE_PEAK].bytes, 3 * MIB);
     ta_free(f.a, p);
     ta_usage_look(second, 0, &counts);
     CHECK_EQ(counts.live, 0);
@@ -189,12 +215,12 @@ TEST(steps_are_remembered)
     ta_usage_block blocks[8];
     void *kept[3];
     for (int i = 0; i < 3; i++, ta_usage_step(f.u)) kept[i] = one(&f, MIB);
-    CHECK_EQ(ta_usage_blocks(f.u, 0, false, blocks, 8), 3);
+    CHECK_EQ(ta_usage_blocks(f.u, 0, TA_USAGE_NOW, blocks, 8), 3);
     uint64_t steps = 0;
     for (int i = 0; i < 3; i++) steps |= (uint64_t)1 << blocks[i].step;
     CHECK_EQ(steps, 7);
     CHECK_EQ(look(&f).step, 3);
-    CHECK_EQ(look(&f).peak_step, 2);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].step, 2);
     for (int i = 0; i < 3; i++) ta_free(f.a, kept[i]);
     tear_down(&f);
 }
@@ -282,7 +308,7 @@ TEST(threads_at_once)
     for (int i = 0; i < 50; i++) CHECK(ta_usage_check(f.u, text, sizeof text));
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
     CHECK_EQ(look(&f).live, 0);
-    CHECK(look(&f).peak > 0);
+    CHECK(look(&f).when[TA_USAGE_PEAK].bytes > 0);
     tear_down(&f);
 }
 
@@ -326,11 +352,11 @@ TEST(random_sequences_are_the_models)
         if (blocks[k].at_peak) then[blocks[k].category] += blocks[k].size;
     }
     CHECK_EQ(look(&f).live, live);
-    CHECK_EQ(look(&f).peak, peak);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, peak);
     CHECK(peak > live);
     for (int c = 0; c < TA_CATEGORIES; c++) {
-        CHECK_EQ(bytes_of(&f, (ta_category)c, false), now[c]);
-        CHECK_EQ(bytes_of(&f, (ta_category)c, true), then[c]);
+        CHECK_EQ(bytes_of(&f, (ta_category)c, TA_USAGE_NOW), now[c]);
+        CHECK_EQ(bytes_of(&f, (ta_category)c, TA_USAGE_PEAK), then[c]);
     }
     tear_down(&f);
 }

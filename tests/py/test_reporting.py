@@ -88,7 +88,9 @@ print({"peak": report.data["peak"], "now": report.data["now"],
     phases = found["phases"]
     assert phases["forward"]["entries"] == 4 == phases["backward"]["entries"]
     assert phases["optimizer"]["entries"] == 3 == phases["zero_grad"]["entries"]
-    assert phases["forward"]["peak"] < phases["backward"]["peak"] <= found["peak"]["bytes"]
+    assert (
+        phases["forward"]["peak"] < phases["backward"]["peak"] <= found["peak"]["bytes"]
+    )
     assert phases["optimizer"]["kept"] == found["optimizer state"]
     memory = found["now"]["memory"]
     rows = list(memory)
@@ -250,6 +252,7 @@ DATA: dict[str, Any] = {
         "bytes": 3 << 30,
         "seconds": 4.25,
         "step": 7,
+        "requested": 0,
         "phase": "backward",
         "categories": {"activation": 2 << 30, "parameter": 1 << 30},
         "phases": {"forward": 2 << 30, "": 1 << 30},
@@ -263,6 +266,7 @@ DATA: dict[str, Any] = {
             }
         ],
     },
+    "out_of_memory": None,
     "now": {
         "bytes": 1 << 30,
         "categories": {"parameter": 1 << 30},
