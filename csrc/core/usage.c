@@ -328,6 +328,7 @@ static bool holds_activations(const ta_usage *u, uint32_t phase)
 {
     static const char *const not_in[] = {"optimizer", "zero_grad", "load"};
     uint32_t outermost = phase;
+    if (strncmp(u->phase[phase].name, "In[", 3) == 0) return false;
     while (u->phase[outermost].around) outermost = u->phase[outermost].around;
     for (size_t i = 0; i < sizeof not_in / sizeof *not_in; i++)
         if (named(u, phase, not_in[i]) || named(u, outermost, not_in[i])) return false;

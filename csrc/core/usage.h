@@ -98,7 +98,8 @@ typedef struct ta_usage_phase {
     uint64_t page_moves, waits; /* while it was the leader's innermost phase */
     double wait_us;
     /* Blocks of it that no category was told of are activations; else they are other. Not
-     * so outside all phases, and where it or the outermost is optimizer, zero_grad, load. */
+     * so outside all phases, where it or the outermost is optimizer, zero_grad, load, and
+     * in a notebook's cell, In[3], itself. */
     bool activations;
 } ta_usage_phase;
 /* Of all phases, phase 0 first; at most `capacity`. Returns how many there are. */

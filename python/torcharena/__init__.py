@@ -18,6 +18,7 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .notebook import Watch, watch
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
@@ -32,6 +33,7 @@ __all__ = [
     "Report",
     "Timeline",
     "Tracking",
+    "Watch",
     "__version__",
     "device_memory",
     "enable",
@@ -53,6 +55,7 @@ __all__ = [
     "snapshot",
     "timeline",
     "track",
+    "watch",
 ]
 
 # Imported when first used.
@@ -60,6 +63,7 @@ _LATE = {
     "Report": "reporting",
     "Timeline": "timelines",
     "Tracking": "tracking",
+    "Watch": "notebook",
     "find_batch_size": "rehearsal.api",
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",
@@ -70,6 +74,7 @@ _LATE = {
     "snapshot": "snapshots",
     "timeline": "timelines",
     "track": "tracking",
+    "watch": "notebook",
 }
 
 
@@ -77,3 +82,17 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext torcharena``: the magics ``%arena`` and ``%%arena``."""
+    from .notebook import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext torcharena``."""
+    from .notebook import unload
+
+    unload(shell)

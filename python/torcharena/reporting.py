@@ -19,10 +19,10 @@ from .loading import core
 from .reporting_text import comparison, table
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
-__all__ = ["Report", "category_of", "load", "paths_of", "report"]
+__all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report"]
 
 VERSION = 1
-_PEAK, _OOM, _NOW = range(3)  # as in csrc/core/usage.h
+_PEAK, _OOM, NOW = range(3)  # as in csrc/core/usage.h
 # What is neither told by `track` nor of one of these phases is what forward and backward
 # made: activations, and their gradients.
 _NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
@@ -98,7 +98,7 @@ def report(device: DeviceLike = None) -> Report:
     look = library.usage_look(index)
     named = library.usage_phases(index)
     paths = paths_of(named)
-    now = library.usage_blocks(index, _NOW)
+    now = library.usage_blocks(index, NOW)
     held = _groups(now, paths)
     stats = library.stats(index)
     return Report(
@@ -204,6 +204,8 @@ def category_of(number: int, path: str) -> str:
     outermost = path.partition("/")[0]
     inner = path.rpartition("/")[2]
     if not path or outermost in _NOT_ACTIVATIONS or inner in _NOT_ACTIVATIONS:
+        return "other"
+    if inner.startswith("In["):  # a notebook's cell, itself
         return "other"
     return "activation"
 
