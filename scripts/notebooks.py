@@ -55,7 +55,9 @@ def execute(notebook: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("path", type=Path)
-    parser.add_argument("--write", action="store_true", help="put the outputs in the file")
+    parser.add_argument(
+        "--write", action="store_true", help="put the outputs in the file"
+    )
     asked = parser.parse_args()
     notebook = json.loads(asked.path.read_text(encoding="utf-8"))
     try:

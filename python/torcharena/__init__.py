@@ -18,6 +18,7 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .integrations.figures import tqdm_postfix
     from .notebook import Watch, watch
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
@@ -54,6 +55,7 @@ __all__ = [
     "set_limit",
     "snapshot",
     "timeline",
+    "tqdm_postfix",
     "track",
     "watch",
 ]
@@ -73,6 +75,7 @@ _LATE = {
     "report": "reporting",
     "snapshot": "snapshots",
     "timeline": "timelines",
+    "tqdm_postfix": "integrations.figures",
     "track": "tracking",
     "watch": "notebook",
 }

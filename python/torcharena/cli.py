@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__, settings, sizes
+from . import __version__, report_command, settings, sizes
 
 __all__ = ["main"]
 
@@ -26,6 +26,7 @@ a memory allocator for PyTorch on NVIDIA GPUs
   torcharena demo                                    see it beside torch's own allocators
   torcharena replay x.trace.xz --limit-ratio 1.02    a recorded trace, with no GPU
   torcharena rehearse --gpu 16GiB train.py           will it fit? with no GPU
+  torcharena report r.json                           a report that a program saved
 """
 
 
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(command=_replay)
 
+    report_command.add_parser(commands)
     commands.add_parser(
         "rehearse", help="run a script on a simulated GPU", add_help=False
     )

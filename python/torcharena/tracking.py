@@ -80,10 +80,28 @@ class Tracking:
         core().usage_between(self._open.spans[-1].name)  # the loss belongs to it
         self._open.close()
 
-    def _step_begins(self, optimizer: Any, *_: Any) -> None:
+    def _step_begins(self, optimizer: Any, args: Any, named: Any) -> Any:
+        """A closure, which makes the forward and backward passes, is no optimizer's phase."""
         self._open.close()
         core().usage_between(None)
-        self._open.enter("optimizer")
+        given = named.get("closure", args[1] if len(args) > 1 else None)
+        if given is None:
+            self._open.enter("optimizer")
+            return None
+
+        @functools.wraps(given)
+        def closure(*inside: Any, **more: Any) -> Any:
+            self._open.close()
+            core().usage_between("forward")
+            try:
+                return given(*inside, **more)
+            finally:
+                core().usage_between(None)
+                self._open.enter("optimizer")
+
+        if "closure" in named:
+            return args, {**named, "closure": closure}
+        return (args[0], closure, *args[2:]), named
 
     def _step_ends(self, index: int, optimizer: Any, *_: Any) -> None:
         self._open.close()
@@ -205,15 +223,15 @@ def _several(optimizer: Any) -> list[Any]:
 
 
 def _inner(optimizer: Any) -> Any:
-    """The torch optimizer in what a framework wraps around it."""
+    """The torch optimizer in what frameworks wrap around it."""
     found = optimizer
-    while not hasattr(found, "register_step_post_hook"):
-        found = getattr(found, "optimizer", None)
-        if found is None:
-            raise TypeError(
-                f"track(..., {type(optimizer).__name__}): an optimizer has step hooks, as "
-                f"those of torch.optim do"
-            )
+    while getattr(found, "optimizer", None) is not None:
+        found = found.optimizer
+    if not hasattr(found, "_optimizer_step_post_hooks"):
+        raise TypeError(
+            f"track(..., {type(optimizer).__name__}): an optimizer has step hooks, as those "
+            f"of torch.optim do"
+        )
     return found
 
 

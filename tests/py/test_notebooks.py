@@ -35,7 +35,13 @@ def test_it_has_outputs(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ROOT / "scripts" / "notebooks.py"), str(path)],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(ROOT / "scripts" / "notebooks.py"),
+            str(path),
+        ],
         env=simulated.environment(),
         capture_output=True,
         text=True,

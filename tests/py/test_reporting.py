@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import simulated
-from torcharena import Report, phase, reporting
+from torcharena import Report, cli, phase, reporting
 from torcharena.reporting_text import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
@@ -330,3 +330,23 @@ def test_files(tmp_path: Path) -> None:
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"r\.json: "):
             reporting.load(path)
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Report(DATA).save("r.json")
+    assert cli.main(["report", "r.json"]) == 0
+    assert capsys.readouterr().out == table(DATA)
+    assert cli.main(["report", "r.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == DATA
+    assert cli.main(["report", "r.json", "r.json"]) == 0
+    assert "same" in capsys.readouterr().out
+    for wrong, said in (
+        (["no.json"], "no.json: No such file"),
+        (["r.json", "--html", "r.pdf"], "ends in .html"),
+        (["r.json", "r.json", "--html", "r.html"], "one report, not two"),
+    ):
+        assert cli.main(["report", *wrong]) == 2
+        assert said in capsys.readouterr().err

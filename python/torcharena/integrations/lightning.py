@@ -1,0 +1,75 @@
+"""A callback for Lightning, old name or new."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+if importlib.util.find_spec("lightning") is not None:
+    from lightning.pytorch import Callback
+else:
+    from pytorch_lightning import Callback
+
+from .. import tracking
+from ..loading import core, log
+from ..reporting import report
+from ..state import enabled
+from .figures import epoch_line, figures
+
+__all__ = ["ArenaCallback"]
+
+
+class ArenaCallback(Callback):
+    """Phases and categories of a Lightning run:
+
+        Trainer(..., callbacks=[ArenaCallback(report="memory.json")])
+
+    A training step is forward up to its backward; validation and tests are evaluation. Logs
+    ``gpu_peak_GiB`` where the Trainer has a logger, a line at level INFO to the logger
+    ``torcharena`` at each epoch's end, and writes the report, if named, at the end of the
+    fit. Does nothing where the arena is not enabled."""
+
+    def __init__(self, report: str | None = None) -> None:
+        super().__init__()
+        self.path = report
+        self._tracking: tracking.Tracking | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if enabled():
+            self._tracking = tracking.track(pl_module, trainer.optimizers)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._between("forward")
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        self._between("evaluation")
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self._between(None)
+
+    def on_test_batch_start(self, *_: Any) -> None:
+        self._between("evaluation")
+
+    def on_test_batch_end(self, *_: Any) -> None:
+        self._between(None)
+
+    def _between(self, name: str | None) -> None:
+        if enabled() and core().created():
+            core().usage_between(name)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        found = figures()
+        if not found:
+            return
+        log.info("epoch %d: %s", trainer.current_epoch, epoch_line())
+        if trainer.logger is not None:
+            peak = found["peak_reserved_bytes"] / (1 << 30)
+            pl_module.log("gpu_peak_GiB", peak, rank_zero_only=True)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._tracking is None:
+            return
+        if self.path is not None and trainer.is_global_zero:
+            report().save(self.path)
+        self._tracking.stop()
+        self._tracking = None
