@@ -21,16 +21,42 @@ def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def _outputs(captured: Any) -> list[dict[str, Any]]:
+class _Results:
+    """In the place of what prints a cell's value: keeps it, as a page would be given it."""
+
+    def __init__(self, shell: Any) -> None:
+        self.found: list[dict[str, Any]] = []
+        hook = shell.displayhook
+        hook.write_output_prompt = hook.finish_displayhook = lambda: None
+        hook.write_format_data = lambda data, more=None: self.found.append(data)
+
+
+def _outputs(
+    captured: Any, values: list[dict[str, Any]], count: int
+) -> list[dict[str, Any]]:
     outputs: list[dict[str, Any]] = [
         {"output_type": "stream", "name": name, "text": _lines(text)}
         for name, text in (("stdout", captured.stdout), ("stderr", captured.stderr))
         if text
     ]
     for one in captured.outputs:
-        data = {kind: _lines(value) for kind, value in one.data.items()}
-        outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
+        outputs.append(
+            {"output_type": "display_data", "data": _data(one.data), "metadata": {}}
+        )
+    for value in values:
+        outputs.append(
+            {
+                "output_type": "execute_result",
+                "data": _data(value),
+                "metadata": {},
+                "execution_count": count,
+            }
+        )
     return outputs
+
+
+def _data(formats: dict[str, Any]) -> dict[str, Any]:
+    return {kind: _lines(value) for kind, value in formats.items()}
 
 
 def execute(notebook: dict[str, Any]) -> None:
@@ -40,16 +66,21 @@ def execute(notebook: dict[str, Any]) -> None:
     from IPython.utils.capture import capture_output
 
     shell: Any = InteractiveShell.instance(colors="nocolor")
+    shell.display_formatter.active_types = ["text/plain", "text/html"]
+    results = _Results(shell)
+    count = 0
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
             continue
         source = "".join(cell["source"])
+        count += 1
+        results.found = []
         with capture_output() as captured:
             result = shell.run_cell(source, store_history=True)
         if not result.success:
             raise RuntimeError(f"{source}\n---\n{captured.stdout}{captured.stderr}")
-        cell["execution_count"] = result.execution_count
-        cell["outputs"] = _outputs(captured)
+        cell["execution_count"] = count
+        cell["outputs"] = _outputs(captured, results.found, count)
 
 
 def main() -> int:
