@@ -15,6 +15,7 @@ from typing import Any
 from . import phases, tracking
 from .caps import device_memory
 from .loading import core
+from .remedies import remedies
 from .reporting_text import comparison, table
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
@@ -124,7 +125,7 @@ def _moment(
     when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
-    return {
+    moment = {
         "bytes": when["bytes"],
         "requested": when["requested"],
         "seconds": when["us"] / 1e6,
@@ -134,6 +135,7 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
+    return {**moment, "remedies": remedies(moment)}
 
 
 # --- phases ------------------------------------------------------------------------------
