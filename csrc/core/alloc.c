@@ -102,11 +102,9 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
                             void **ptr, ta_oom *oom)
 {
     uint64_t short_by = bytes;
+    double since = ta_now_us();
     ta_pages_mend(d, arena);
     ta_pending_poll(d, arena);
-    ta_spin_take(&d->counting);
-    d->stats.slow_allocs++;
-    ta_spin_drop(&d->counting);
     ta_partly_used(d);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
     if (status == TA_OUT_OF_MEMORY && !d->plain) {
@@ -114,6 +112,8 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
         status = attempt(d, arena, bytes, size, true, ptr, &short_by);
     }
     if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
+    if (status) ta_addresses_trim(d); /* it may have been given a range in vain */
+    ta_count_slow(d, ta_now_us() - since);
     return status;
 }
 
@@ -127,7 +127,6 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     uintptr_t saved[2];
     ta_status status = size > d->total * 8 ? TA_OUT_OF_MEMORY : ta_enter(d, saved);
     bool entered = !status;
-    double since = ta_now_us();
     if (oom) *oom = (ta_oom){0};
     ta_lock_take(&d->pages);
     if (!status && !arena) {
@@ -143,7 +142,6 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
     if (pool) pool->users--;
     ta_spin_take(&d->counting);
-    d->stats.slow_us += ta_now_us() - since;
     d->stats.oom_count += status == TA_OUT_OF_MEMORY;
     ta_spin_drop(&d->counting);
     if (status) {

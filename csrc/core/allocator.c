@@ -31,6 +31,8 @@ const char *ta_status_text(ta_status status)
         return "the CUDA driver failed";
     case TA_NO_HOST_MEMORY:
         return "no host memory";
+    case TA_BUSY:
+        return "in use already";
     }
     return "unknown status";
 }

@@ -98,3 +98,18 @@ void ta_count_mapped(ta_arena *arena, int64_t pages)
         down(d->stats.mapped, kind_of(arena), (uint64_t)-pages * arena->page_bytes);
     ta_spin_drop(&d->counting);
 }
+
+void ta_count_retry(ta_device *d)
+{
+    ta_spin_take(&d->counting);
+    d->stats.retry_count++;
+    ta_spin_drop(&d->counting);
+}
+
+void ta_count_slow(ta_device *d, double us)
+{
+    ta_spin_take(&d->counting);
+    d->stats.slow_allocs++;
+    d->stats.slow_us += us;
+    ta_spin_drop(&d->counting);
+}

@@ -85,11 +85,9 @@ static void spare_mark(ta_device *d, ta_mark_event *m)
     d->spare_marks = m;
 }
 
-static void pop_mark(ta_device *d, ta_stream_state *s)
+static void unlink_mark(ta_device *d, ta_stream_state *s)
 {
     ta_mark_event *m = s->first;
-    uint64_t tick = m->tick < s->unmarked ? m->tick : s->unmarked;
-    if (tick > s->passed) s->passed = tick;
     s->first = m->next;
     if (!s->first) s->last = NULL;
     s->marks--;
@@ -97,9 +95,34 @@ static void pop_mark(ta_device *d, ta_stream_state *s)
     if (!m->waiters) spare_mark(d, m); /* else the last waiter does */
 }
 
+static void pop_mark(ta_device *d, ta_stream_state *s)
+{
+    const uint64_t at = s->first->tick, tick = at < s->unmarked ? at : s->unmarked;
+    if (tick > s->passed) s->passed = tick;
+    unlink_mark(d, s);
+}
+
+/* The oldest mark is never passed: a capture that began as it was recorded swallowed it. What
+ * it stood for is seen by a later one, or, on a stream that does not last, has none. */
+static void lose_mark(ta_device *d, ta_stream_state *s)
+{
+    if (!s->lasts) {
+        if (s->passed < s->unmarked) s->unmarked = s->passed;
+        if (s->unmarked_last < s->first->tick) s->unmarked_last = s->first->tick;
+    }
+    unlink_mark(d, s);
+}
+
 void ta_stream_poll(ta_device *d, ta_stream_state *s)
 {
-    while (s->first && ta_call_query(d, s->first->event) == TA_OK) pop_mark(d, s);
+    while (s->first) {
+        ta_status status = ta_call_query(d, s->first->event);
+        if (status == TA_NOT_READY || status == TA_GONE) return;
+        if (status)
+            lose_mark(d, s);
+        else
+            pop_mark(d, s);
+    }
 }
 
 /* What the newest mark stands for: one that passed is in `passed`, as far as it counts. */
@@ -238,6 +261,22 @@ bool ta_streams_pass(ta_device *d, double most_us)
             return false;
         if (s->first && s->first->tick <= tick) return false;
     }
+    return true;
+}
+
+bool ta_streams_empty(ta_device *d)
+{
+    enum { EVENT_US = 50 }; /* an idle GPU has passed a new event by then */
+    const uint64_t tick = atomic_load(&d->tick);
+    const double until = ta_now_us() + EVENT_US;
+    for (ta_stream_state *s = d->streams; s; s = s->next) ta_stream_poll(d, s);
+    for (ta_stream_state *s = d->streams; s; s = s->next)
+        if (s->first || (s->lasts && ta_stream_mark(d, s, tick))) return false;
+    for (ta_stream_state *s = d->streams; s; s = s->next) do
+            ta_stream_poll(d, s);
+        while (s->first && ta_now_us() < until);
+    for (const ta_stream_state *s = d->streams; s; s = s->next)
+        if (s->first) return false;
     return true;
 }
 

@@ -51,6 +51,9 @@ ta_status ta_stream_wait(ta_device *device, ta_stream_state *stream, uint64_t ti
 /* Waits, so long at most for each, until every known stream has passed this point; false
  * where one does not or cannot be known to. */
 bool ta_streams_pass(ta_device *device, double most_us);
+/* Nothing is queued on any known stream, as far as events can tell: looks, and does not wait
+ * for what is. */
+bool ta_streams_empty(ta_device *device);
 /* Waits for the whole device, with `pages` dropped meanwhile; TA_NOT_READY while a capture
  * is open. Everything freed before has passed then. */
 ta_status ta_device_wait(ta_device *device);

@@ -32,7 +32,7 @@ uint64_t ta_partly_used(ta_device *d)
     return partly;
 }
 
-static void keep_largest(ta_oom *oom, uint64_t size, ta_stream stream)
+static void keep_largest(ta_oom *oom, uint64_t size, const ta_arena *arena)
 {
     enum { COUNT = sizeof oom->largest / sizeof *oom->largest };
     if (size <= oom->largest[COUNT - 1]) return;
@@ -40,9 +40,11 @@ static void keep_largest(ta_oom *oom, uint64_t size, ta_stream stream)
     for (; at > 0 && oom->largest[at - 1] < size; at--) {
         oom->largest[at] = oom->largest[at - 1];
         oom->largest_stream[at] = oom->largest_stream[at - 1];
+        oom->largest_pooled[at] = oom->largest_pooled[at - 1];
     }
     oom->largest[at] = size;
-    oom->largest_stream[at] = stream;
+    oom->largest_stream[at] = arena->stream->handle;
+    oom->largest_pooled[at] = atomic_load(&arena->pool) != NULL;
 }
 
 void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, uint64_t short_by,
@@ -81,7 +83,7 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, uint64_t sh
         oom->partly_used += ta_arena_partly_used(a);
         for (size_t i = 0; a->table.slots && i <= a->table.mask; i++) {
             const ta_block *b = a->table.slots[i];
-            if (b && b->state == TA_LIVE) keep_largest(oom, b->size, a->stream->handle);
+            if (b && b->state == TA_LIVE) keep_largest(oom, b->size, a);
         }
         ta_lock_drop(&a->lock);
     }
@@ -117,6 +119,24 @@ static void add_size(ta_text *t, const char *before, uint64_t bytes, const char 
         add(t, "%s%.2f %s%s", before, n, unit[i], after);
 }
 
+/* Of whom, too: the stream where there are several, and that it is a graph pool's. */
+static void add_largest(ta_text *t, const ta_oom *oom)
+{
+    enum { SHOWN = 5 };
+    bool several = false;
+    if (!oom->largest[0]) return;
+    for (int i = 1; i < SHOWN && oom->largest[i]; i++)
+        several |= oom->largest_stream[i] != oom->largest_stream[0];
+    for (int i = 0; i < SHOWN && oom->largest[i]; i++) {
+        const unsigned long long stream = (uintptr_t)oom->largest_stream[i];
+        add_size(t, i ? ", " : " Largest live blocks: ", oom->largest[i], "");
+        if (several) add(t, " (stream %#llx", stream);
+        if (oom->largest_pooled[i]) add(t, several ? ", graph pool" : " (graph pool");
+        if (several || oom->largest_pooled[i]) add(t, ")");
+    }
+    add(t, ".");
+}
+
 static const char *const source_text[TA_LIMIT_SOURCES] = {
     "", "set by enable() or set_limit()", "set by TORCHARENA_LIMIT",
     "set by torch.cuda.set_per_process_memory_fraction()", "set by the administrator"};
@@ -141,7 +161,11 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
         add(&t, " (the cap %s, for this process; the CUDA context comes on top); ",
             source > 0 && source < TA_LIMIT_SOURCES ? source_text[source] : "");
     }
-    add_size(&t, "Of the allocated memory ", oom->live, " is in live blocks");
+    if (oom->reserved) {
+        add_size(&t, "Of the ", oom->reserved, " reserved, ");
+        add_size(&t, "", oom->live, " is in live blocks");
+    } else
+        add(&t, "Nothing is reserved");
     if (oom->pending)
         add_size(&t, ", ", oom->pending, " was freed while other streams use it");
     if (oom->partly_used) {
@@ -153,12 +177,7 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
     if (oom->idle > oom->idle_in_graphs)
         add_size(&t, ", ", oom->idle - oom->idle_in_graphs, " is idle and too little");
     add_size(&t, ". The request is short by ", oom->short_by, ".");
-    if (oom->largest[0]) {
-        add(&t, " Largest live blocks:");
-        for (int i = 0; i < 5 && oom->largest[i]; i++)
-            add_size(&t, i ? ", " : " ", oom->largest[i], "");
-        add(&t, ".");
-    }
+    add_largest(&t, oom);
     if (capped && oom->device_free > oom->short_by)
         add(&t, " The device itself has room: a higher cap would do.");
     else if (!capped && oom->device_total > oom->device_free + oom->reserved)

@@ -30,6 +30,7 @@
 typedef struct ta_hand {
     ta_handle *pages;
     size_t count, want, created;
+    bool retried; /* idle pages were taken since none could be made */
 } ta_hand;
 
 uint64_t ta_limit_of(const ta_device *d, ta_limit_source *source)
@@ -49,6 +50,13 @@ bool ta_arena_yields(const ta_device *d, const ta_arena *arena)
 {
     const ta_pool *p = atomic_load_explicit(&arena->pool, memory_order_relaxed);
     return !p || (p->begins == p->releases && p->released_at < d->device_passed);
+}
+
+/* Idle pages of the arena can be had now or after a wait: its graph pool, if any, is over. */
+static bool will_yield(const ta_arena *arena)
+{
+    const ta_pool *p = atomic_load_explicit(&arena->pool, memory_order_relaxed);
+    return !p || p->begins == p->releases;
 }
 
 static bool ready_push(ta_device *d, ta_handle page)
@@ -218,7 +226,7 @@ static bool possible(ta_device *d, size_t need, uint64_t *short_by)
         room = free_bytes / d->page_bytes;
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_lock_take(&a->lock);
-        have += a->idle + a->counts.pending_bytes / d->page_bytes +
+        have += (will_yield(a) ? a->idle : 0) + a->counts.pending_bytes / d->page_bytes +
                 2 * a->counts.pending_blocks;
         ta_lock_drop(&a->lock);
     }
@@ -232,7 +240,6 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
     const ta_config *config = &d->allocator->config;
     double slack = config->slack > 0 ? config->slack : SLACK;
     ta_status refused = TA_OK, status;
-    bool retried = false;
     while (hand->count < hand->want) {
         if (d->ready.count) {
             hand->pages[hand->count++] = d->ready.pages[--d->ready.count];
@@ -246,15 +253,10 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
-        if (!may_grow && !retried) {
-            retried = true;
-            ta_spin_take(&d->counting);
-            d->stats.retry_count++;
-            ta_spin_drop(&d->counting);
-        }
         size_t got =
             steal(d, hand->pages + hand->count, hand->want - hand->count, &status);
         if (got) {
+            hand->retried |= !may_grow;
             hand->count += got;
             d->moves += got;
             ta_spin_take(&d->counting);
@@ -385,7 +387,7 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
     ta_chunk *c = block->chunk;
     *short_by = (uint64_t)need * d->page_bytes;
     if (!possible(d, need, short_by)) return TA_OUT_OF_MEMORY;
-    ta_hand hand = {calloc(need, sizeof *hand.pages), 0, need, 0};
+    ta_hand hand = {.pages = calloc(need, sizeof *hand.pages), .want = need};
     uint32_t *slots = calloc(need, sizeof *slots), n = 0;
     ta_status status = TA_NO_HOST_MEMORY;
     if (hand.pages && slots) {
@@ -396,8 +398,11 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
             if (!ta_chunk_has(c, i)) slots[n++] = i;
         ta_lock_drop(&arena->lock);
         status = gather(d, &hand, block->size);
-        *short_by = (hand.want - hand.count) * d->page_bytes;
+        /* What is in hand or ready does not lack; others may have left some just now. */
+        size_t had = hand.count + d->ready.count;
+        *short_by = (had < need ? need - had : 1) * d->page_bytes;
         if (!status) status = map_all(d, arena, block, slots, &hand);
+        if (!status && hand.retried) ta_count_retry(d);
         put_down(d, &hand, false);
     }
     free(hand.pages);

@@ -144,5 +144,6 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
     }
     ta_count_pages(d, c->slots, d->page_bytes);
     ta_count_mapped(arena, c->slots);
+    if (released) ta_count_retry(d);
     return TA_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "epoch.h"
+#include "pages.h"
 
 #define FILTER_SECONDS 1 /* far longer than a filter takes */
 
@@ -21,6 +22,7 @@ static ta_pool *find(const ta_device *d, ta_pool_id id)
 
 bool ta_pools_over(const ta_device *d)
 {
+    if (atomic_load(&d->open_count)) return false;
     for (const ta_arena *a = d->arenas; a; a = a->next) {
         const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
         if (p && p->begins == p->releases && p->released_at >= d->device_passed)
@@ -29,15 +31,50 @@ bool ta_pools_over(const ta_device *d)
     return false;
 }
 
+static bool is_open(const ta_device *d, const ta_pool *p)
+{
+    const ta_open_pool *o = d->open;
+    while (o && o->pool != p) o = o->next;
+    return o != NULL;
+}
+
+/* Bytes that pools which are over hold idle, until the device has passed their release. */
+static uint64_t held_by_earlier(ta_device *d)
+{
+    uint64_t bytes = 0;
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
+        if (!p || p->begins != p->releases) continue;
+        ta_lock_take(&a->lock);
+        bytes += a->idle * a->page_bytes;
+        ta_lock_drop(&a->lock);
+    }
+    return bytes;
+}
+
+/* Fewer bytes than that can still be had from the driver. */
+static bool room_is_short(ta_device *d)
+{
+    const ta_driver *driver = d->allocator->driver;
+    const uint64_t limit = ta_limit_of(d, NULL), reserved = ta_reserved(d);
+    uint64_t room = limit > reserved ? limit - reserved : 0, free_bytes, total;
+    if (!driver->mem_info(driver->self, d->ordinal, &free_bytes, &total) &&
+        free_bytes < room)
+        room = free_bytes;
+    return room < held_by_earlier(d);
+}
+
 /* While a pool is open the device cannot be waited for, so what earlier ones left is made
- * usable before: else it would pile up where every request comes from some pool. */
+ * usable before: else it would pile up where every request comes from some pool. Waited for
+ * only where there would be nothing else to give: else what streams have not passed is left
+ * to a later time. */
 static void settle_earlier(ta_device *d)
 {
     uintptr_t saved[2];
     if (ta_enter(d, saved)) return;
     ta_lock_take(&d->pages);
-    if (!atomic_load(&d->open_count) && ta_pools_over(d) &&
-        ta_streams_pass(d, TA_PATIENCE_US))
+    if (ta_pools_over(d) &&
+        (ta_streams_empty(d) || (room_is_short(d) && ta_streams_pass(d, TA_PATIENCE_US))))
         ta_device_wait(d);
     ta_lock_drop(&d->pages);
     ta_leave(d, saved);
@@ -56,7 +93,9 @@ ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
     ta_lock_take(&d->pages);
     while (d->device_waits) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
     ta_pool *p = find(d, id);
-    if (atomic_load(&d->open_count) >= TA_OPEN_POOLS)
+    if (p && is_open(d, p))
+        status = TA_BUSY; /* an end names the pool alone: it could not tell whose it is */
+    else if (atomic_load(&d->open_count) >= TA_OPEN_POOLS)
         status = TA_INVALID;
     else if (!p && (p = calloc(1, sizeof *p))) {
         p->id = id;
@@ -75,7 +114,8 @@ ta_status ta_pool_begin(ta_allocator *a, int device, ta_pool_id id,
     return status;
 }
 
-/* A filter is C++: what it throws leaves ta_pool_for without counting down. So the wait for
+/* Waits for no GPU: a filter looks at what the host knows.
+ * A filter is C++: what it throws leaves ta_pool_for without counting down. So the wait for
  * a call under way ends; what the call may still look at is then kept. */
 static bool calls_returned(ta_device *d, ta_open_pool *open)
 {
@@ -116,9 +156,7 @@ ta_status ta_pool_end(ta_allocator *a, int device, ta_pool_id id, void **context
 /* It takes requests, or one is under way. */
 static bool in_use(const ta_device *d, const ta_pool *p)
 {
-    const ta_open_pool *o = d->open;
-    while (o && o->pool != p) o = o->next;
-    return o || p->users;
+    return is_open(d, p) || p->users;
 }
 
 static bool has_memory(const ta_device *d, const ta_pool *p)

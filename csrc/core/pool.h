@@ -11,7 +11,8 @@ ta_pool *ta_pool_for(ta_device *device, ta_stream stream);
  * that takes no more requests. `pages` held. */
 void ta_pools_retire(ta_device *device);
 void ta_pools_destroy(ta_device *device);
-/* Some pool is over whose memory only the device must still pass to be ordinary. */
+/* Some pool is over whose memory only the device must still pass to be ordinary, and none is
+ * open: else the device cannot be waited for. */
 bool ta_pools_over(const ta_device *device);
 
 #endif

@@ -33,14 +33,15 @@ extern "C" {
 /* Values are pinned: they appear in logs and traces. */
 typedef enum ta_status {
     TA_OK = 0,
-    TA_OUT_OF_MEMORY = 1, /* no memory within the cap, or the driver has none */
-    TA_NOT_READY = 2,     /* an event that the stream has not passed */
-    TA_INVALID = 3,       /* an argument makes no sense */
-    TA_UNSUPPORTED = 4,   /* this driver or device cannot */
-    TA_FORKED = 5,        /* called in a forked child */
-    TA_GONE = 6,          /* the driver has shut down: the process is exiting */
-    TA_DRIVER = 7,        /* the driver failed otherwise */
-    TA_NO_HOST_MEMORY = 8 /* malloc failed */
+    TA_OUT_OF_MEMORY = 1,  /* no memory within the cap, or the driver has none */
+    TA_NOT_READY = 2,      /* an event that the stream has not passed */
+    TA_INVALID = 3,        /* an argument makes no sense */
+    TA_UNSUPPORTED = 4,    /* this driver or device cannot */
+    TA_FORKED = 5,         /* called in a forked child */
+    TA_GONE = 6,           /* the driver has shut down: the process is exiting */
+    TA_DRIVER = 7,         /* the driver failed otherwise */
+    TA_NO_HOST_MEMORY = 8, /* malloc failed */
+    TA_BUSY = 9            /* in use already */
 } ta_status;
 
 TA_API const char *ta_status_text(ta_status status);
@@ -58,8 +59,9 @@ struct ta_driver;
 /* --- creating ---------------------------------------------------------------------- */
 typedef struct ta_config {
     uint64_t page_bytes; /* 0: TA_DEFAULT_PAGE. A multiple of the driver's granularity. */
-    double slack;  /* reserved over live peak up to which new pages are made before idle
-                            ones are taken and waited for; 0: the default */
+    /* Reserved over live peak, up to which new pages are made before idle ones are taken
+     * and waited for. 0: the default. */
+    double slack;
     bool fallback; /* without VMM take plain driver allocations instead of failing */
 } ta_config;
 
@@ -92,6 +94,7 @@ typedef struct ta_oom {
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t largest[8];  /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
+    bool largest_pooled[8]; /* it belongs to a graph pool */
 } ta_oom;
 
 /* A block of `size` bytes, 512-aligned, for work on `stream`. Size 0 gives NULL. On failure
@@ -119,8 +122,9 @@ TA_API ta_status ta_trim(ta_allocator *allocator, int device, uint64_t *released
 
 /* --- CUDA graph pools ---------------------------------------------------------------- */
 /* From begin to end, blocks on the device whose stream the filter accepts belong to the pool
- * `id`. The filter is called from ta_alloc with no lock held. One open pool a device and
- * thread of control, the newest first; at most TA_OPEN_POOLS on a device, then TA_INVALID. */
+ * `id`. The filter is called from ta_alloc with no lock held; of several the newest pool's
+ * is asked first. An id is open at most once on a device, else TA_BUSY; and at most
+ * TA_OPEN_POOLS are, else TA_INVALID. */
 #define TA_OPEN_POOLS 16
 typedef struct ta_pool_id {
     uint64_t a, b;
@@ -190,19 +194,23 @@ typedef struct ta_stats {
     ta_gauge pending;   /* bytes freed but still used by a recorded stream */
     ta_gauge addresses; /* bytes of address ranges reserved */
     ta_gauge mapped[3]; /* bytes of pages mapped, by kind: reserved less the ready ones */
-    uint64_t idle;      /* bytes of idle and of unmapped pages */
+    uint64_t idle;      /* bytes of pages that hold no block, those kept ready included */
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t largest_idle_partly_used; /* the highest partly_used seen at a slow path */
     uint64_t limit;
     int limit_source;
     uint64_t page_bytes;
-    uint64_t oom_count,
-        retry_count;      /* refusals; requests that took idle memory at the cap */
-    uint64_t page_moves;  /* idle pages taken from one place to another */
-    uint64_t waits;       /* times the host waited for a stream */
-    double wait_us;       /* how long */
-    double slow_us;       /* time in requests that needed a page, waits included */
-    uint64_t slow_allocs; /* requests that needed a page */
+    uint64_t oom_count; /* requests refused for want of memory */
+    /* Requests served by idle memory from elsewhere, since no page could be made: at the
+     * cap, or where the driver had none. Each counts once; a refused one is none of them. */
+    uint64_t retry_count;
+    uint64_t page_moves; /* idle pages taken from one place to another */
+    uint64_t waits;      /* times the host waited for a stream */
+    double wait_us;      /* how long */
+    /* Requests for which no hole with all its pages was there, and the time in them, waits
+     * included; those that were refused in the end are among them. */
+    double slow_us;
+    uint64_t slow_allocs;
     uint64_t calls_reserve, calls_create, calls_release, calls_map, calls_unmap,
         calls_access, calls_event; /* driver calls, by kind; a range counts once */
     uint64_t arenas, streams;

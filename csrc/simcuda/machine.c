@@ -138,6 +138,7 @@ int ta_sc_status(ta_status status)
     case TA_NO_HOST_MEMORY:
         return TA_CU_NO_MEMORY;
     case TA_DRIVER:
+    case TA_BUSY:
         break;
     }
     return TA_CU_UNKNOWN;

@@ -249,6 +249,7 @@ int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool w
     if (!dst || !src) return TA_CU_INVALID;
     int device;
     if (!ta_sc_stream_device(stream, &device)) return TA_CU_BAD_HANDLE;
+    ta_sc_use(device); /* a copy brings the context up, as a launch does */
     if (wait) {
         int unsafe = ta_sc_unsafe();
         if (unsafe) return unsafe;
@@ -293,6 +294,7 @@ int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stre
     if (!dst) return TA_CU_INVALID;
     int device, result;
     if (!ta_sc_stream_device(stream, &device)) return TA_CU_BAD_HANDLE;
+    ta_sc_use(device);
     if (wait) {
         int unsafe = ta_sc_unsafe();
         if (unsafe) return unsafe;

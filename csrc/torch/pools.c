@@ -3,13 +3,15 @@
  * torch calls begin with a filter that says which streams' allocations belong to the pool.
  * It is a std::function that dies when begin returns, so it is cloned through its manager,
  * as libstdc++ lays it out: 16 bytes of the callable, the manager, the invoker. The clone
- * lives until end gives it back. Thread-safe; a refusal is thrown as torch's error. */
+ * lives until end gives it back. Some of torch's callers hold the GIL, which is dropped
+ * where the core may wait. Thread-safe; a refusal is thrown as torch's error. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../driver/cuda.h"
+#include "gil.h"
 #include "process.h"
 #include "torch.h"
 
@@ -41,7 +43,7 @@ static void destroy(cxx_function *filter)
 
 static void refuse(const char *what, int device, const char *why)
 {
-    char text[256];
+    char text[320];
     snprintf(text, sizeof text, "torcharena: %s of a CUDA graph's pool on GPU %d: %s",
              what, device, why);
     ta_throw_error(text);
@@ -52,6 +54,10 @@ static const char *why_not_begun(ta_status status)
     static const char full[] =
         "at most " NUMBER(TA_OPEN_POOLS) " captures and MemPools can be in use at once; "
                                          "end one first";
+    static const char busy[] = "a capture or use_mem_pool allocates to this pool "
+                               "already; wait until it has ended, "
+                               "or take another pool";
+    if (status == TA_BUSY) return busy;
     return status == TA_INVALID ? full : ta_status_text(status);
 }
 
@@ -77,7 +83,9 @@ void ta_torch_pool_begin(int device, ta_mempool_id id, const void *filter)
         clone->invoker = original->invoker;
     }
     ta_pool_id pool = {id.a, id.b};
+    void *thread = ta_gil_drop(); /* others may have to launch what is waited for */
     ta_status status = ta_pool_begin(allocator, device, pool, accept, clone);
+    ta_gil_take(thread);
     if (status == TA_OK) return;
     destroy(clone);
     refuse("the beginning", device, why_not_begun(status));
@@ -89,7 +97,9 @@ void ta_torch_pool_end(int device, ta_mempool_id id)
     if (allocator == NULL) return;
     void *context = NULL;
     ta_pool_id pool = {id.a, id.b};
+    void *thread = ta_gil_drop(); /* a filter under way may want it */
     ta_status status = ta_pool_end(allocator, device, pool, &context);
+    ta_gil_take(thread);
     destroy(context);
     if (!excused(status)) refuse("the end", device, ta_status_text(status));
 }

@@ -16,6 +16,7 @@ from typing import Any
 from . import address_map, phases, timelines, tracking
 from .caps import device_memory
 from .loading import core
+from .remedies import remedies
 from .reporting_text import comparison, table
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
@@ -142,7 +143,7 @@ def _moment(
     when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
-    return {
+    moment = {
         "bytes": when["bytes"],
         "requested": when["requested"],
         "seconds": when["us"] / 1e6,
@@ -152,6 +153,7 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
+    return {**moment, "remedies": remedies(moment)}
 
 
 # --- phases ------------------------------------------------------------------------------

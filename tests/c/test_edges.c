@@ -344,6 +344,34 @@ TEST(open_pools_are_bounded)
     world_close(&w);
 }
 
+/* An id is open once: else one opener's end would take the other's filter away, and a graph
+ * captured from then on would replay on memory of nobody's. One after the other is as ever. */
+TEST(pool_open_twice)
+{
+    world w;
+    void *context;
+    int first, second;
+    const ta_pool_id id = {5, 0};
+    open_hooked(&w, &one, 2);
+    for (int round = 0; round < 2; round++) {
+        CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, &first), TA_OK);
+        CHECK_EQ(ta_pool_begin(w.allocator, 0, id, nothing, &second), TA_BUSY);
+        CHECK_EQ(w.allocator->device[0].pools->begins, (uint64_t)round + 1);
+        CHECK_EQ(ta_pool_begin(w.allocator, 0, (ta_pool_id){5, 1}, nothing, &second),
+                 TA_OK);
+        CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+        CHECK(context == &first);
+        CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_INVALID);
+        CHECK_EQ(ta_pool_end(w.allocator, 0, (ta_pool_id){5, 1}, &context), TA_OK);
+        CHECK(context == &second);
+        CHECK_EQ(ta_pool_release(w.allocator, 0, (ta_pool_id){5, 1}), TA_OK);
+    }
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    CHECK(w.allocator->device[0].pools == NULL);
+    world_close(&w);
+}
+
 /* --- giving back without VMM ------------------------------------------------------------ */
 /* What others leave behind while it waits is not waited for: else it would not end. */
 TEST(plain_trim_ends)

@@ -265,6 +265,114 @@ TEST(the_least_of_all_caps_holds)
     world_close(&w);
 }
 
+/* --- what is counted -------------------------------------------------------------------- */
+/* What a live graph pool holds idle serves nobody else: a request that it would take is
+ * refused at sight. Nothing idle is torn down, and it is short by what is missing. */
+TEST(refused_at_sight_where_a_graph_holds_the_rest)
+{
+    world w;
+    held a;
+    void *at, *context;
+    ta_oom oom;
+    const ta_pool_id id = {1, 2};
+    open_hooked(&w, 3, 1 * GiB, 40 * MiB, false);
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 28 * MiB, 0, w.stream[0][2]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    const ta_stats before = world_stats(&w, 0);
+    CHECK_EQ(ta_alloc(w.allocator, 32 * MiB, 0, w.stream[0][1], &at, &oom),
+             TA_OUT_OF_MEMORY);
+    const ta_stats after = world_stats(&w, 0);
+    CHECK_EQ(oom.short_by, 4 * MiB);
+    CHECK_EQ(oom.idle_in_graphs, 12 * MiB);
+    CHECK_EQ(after.calls_unmap, before.calls_unmap);
+    CHECK_EQ(after.page_moves, before.page_moves);
+    CHECK_EQ(after.retry_count, 0);
+    CHECK_EQ(after.oom_count, before.oom_count + 1);
+    CHECK_EQ(after.addresses.current, before.addresses.current);
+    /* What is there to be taken is had, and counts once. */
+    CHECK_EQ(world_alloc(&w, &a, 28 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).retry_count, 1);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 28 * MiB, 0, w.stream[0][1]), TA_OK); /* as it lies */
+    CHECK_EQ(world_stats(&w, 0).retry_count, 1);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    /* Pages kept ready count as had. */
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 44 * MiB, 0, w.stream[0][1], &at, &oom),
+             TA_OUT_OF_MEMORY);
+    CHECK_EQ(oom.short_by, 4 * MiB);
+    CHECK_EQ(world_alloc(&w, &a, 40 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    world_close(&w);
+}
+
+/* Short by what is missing also where it was tried: here an idle page's stream captures. */
+TEST(short_by_what_is_missing)
+{
+    world w;
+    held a, b;
+    void *at;
+    ta_oom oom;
+    ta_sim_graph *graph = NULL;
+    open_hooked(&w, 4, 1 * GiB, 40 * MiB, false);
+    CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 28 * MiB, 0, w.stream[0][2]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    CHECK_EQ(ta_sim_capture_begin(w.sim, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 32 * MiB, 0, w.stream[0][3], &at, &oom),
+             TA_OUT_OF_MEMORY);
+    CHECK_EQ(oom.short_by, 4 * MiB);
+    CHECK_EQ(world_stats(&w, 0).retry_count, 0); /* not served */
+    CHECK_EQ(ta_sim_capture_end(w.sim, 0, w.stream[0][1], &graph), TA_OK);
+    ta_sim_graph_destroy(w.sim, graph);
+    world_close(&w);
+}
+
+/* An open pool sends every request past the device's lock; few of them need a page. */
+TEST(slow_is_what_found_no_memory_ready)
+{
+    world w;
+    held a;
+    void *context;
+    const ta_pool_id id = {1, 2};
+    open_hooked(&w, 2, 1 * GiB, TA_NO_LIMIT, false);
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    const ta_stats before = world_stats(&w, 0);
+    CHECK_EQ(before.slow_allocs, 1);
+    CHECK(before.slow_us > 0);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_EQ(world_alloc(&w, &a, 12 * MiB, 0, w.stream[0][1]), TA_OK);
+        CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    }
+    const ta_stats after = world_stats(&w, 0);
+    CHECK_EQ(after.slow_allocs, 1);
+    CHECK(after.slow_us == before.slow_us);
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    world_close(&w);
+}
+
+/* Addresses that were had for a refused request go with it. */
+TEST(refusals_leave_no_addresses)
+{
+    world w;
+    void *at;
+    open_hooked(&w, 2, 1 * GiB, TA_NO_LIMIT, false);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(ta_alloc(w.allocator, 3 * GiB, 0, w.stream[0][1], &at, NULL),
+                 TA_OUT_OF_MEMORY);
+    CHECK_EQ(world_stats(&w, 0).addresses.current, 0);
+    CHECK_EQ(ta_sim_reserved_addresses(w.sim), 0);
+    world_close(&w);
+}
+
 /* --- out of memory ------------------------------------------------------------------------ */
 TEST(what_an_out_of_memory_says)
 {
@@ -300,11 +408,13 @@ TEST(what_an_out_of_memory_says)
         "64.00 MiB allowed (the cap set by enable() or set_limit(), for this process; "
         "the "
         "CUDA context comes on top)",
-        "Of the allocated memory 55.00 MiB is in live blocks",
+        " Of the 56.00 MiB reserved, 55.00 MiB is in live blocks",
         "1.00 MiB is lost in partly used pages (each of 4.00 MiB, free in part beside "
         "live",
         "The request is short by ",
-        "Largest live blocks: 30.00 MiB, 14.00 MiB, 8.00 MiB, 3.00 MiB.",
+        "Largest live blocks: 30.00 MiB (stream 0), 14.00 MiB (stream 0), 8.00 MiB "
+        "(stream 0x",
+        "), 3.00 MiB (stream 0).",
         "The device itself has room: a higher cap would do."};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) TA_TEST_FAIL("\"%s\" is not in: %s", parts[i], text);
@@ -323,6 +433,46 @@ TEST(what_an_out_of_memory_says)
     CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
     CHECK_EQ(ta_free(w.allocator, c.at), TA_OK);
     CHECK_EQ(ta_free(w.allocator, d.at), TA_OK);
+    world_close(&w);
+}
+
+/* Who holds what: a stream is named where there are several, a graph pool wherever one is. */
+TEST(out_of_memory_names_holders)
+{
+    world w;
+    held a, b;
+    ta_oom oom;
+    char text[2048];
+    void *at, *context;
+    const ta_pool_id id = {1, 2};
+    open_hooked(&w, 2, 1 * GiB, 64 * MiB, false);
+    CHECK_EQ(ta_alloc(w.allocator, 80 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    CHECK(
+        strstr(text, "on top); Nothing is reserved. The request is short by 16.00 MiB."));
+    CHECK_EQ(world_alloc(&w, &a, 30 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 40 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    CHECK(strstr(text, "Largest live blocks: 30.00 MiB."));
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 14 * MiB, 0, NULL), TA_OK);
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 40 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    CHECK(strstr(text, "Largest live blocks: 30.00 MiB, 14.00 MiB (graph pool)."));
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 8 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_alloc(w.allocator, 64 * MiB, 0, NULL, &at, &oom), TA_OUT_OF_MEMORY);
+    ta_oom_text(&oom, text, sizeof text);
+    char holders[128];
+    snprintf(holders, sizeof holders,
+             "Largest live blocks: 14.00 MiB (stream 0, graph pool), 8.00 MiB (stream "
+             "%p).",
+             w.stream[0][1]);
+    if (!strstr(text, holders)) TA_TEST_FAIL("\"%s\" is not in: %s", holders, text);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
     world_close(&w);
 }
 

@@ -3,6 +3,7 @@
  * The driver's table is that of the simulated machine with some calls looked at, failed or
  * used to do what another thread might do just then. All streams last unless a test says
  * otherwise, as those of torch do. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 
 static struct {
     const ta_driver *sim;
+    int device_waits;
     int not_ready;  /* so many queries say that nothing is passed */
     int until_take; /* at this query another thread takes what it can */
     ta_stream taker;
@@ -21,6 +23,7 @@ static struct {
     ta_stream dead; /* destroyed: naming it is undefined */
     int named_dead;
     ta_stream reused, stands_for; /* a handle that stands for another stream by now */
+    ta_stream captured; /* a capture begins there between the question and the record */
     const held *freed_during; /* a wait for the device, and its mark looked at there */
 } hook;
 
@@ -51,16 +54,31 @@ static ta_status hooked_record(void *self, ta_event event, int device, ta_stream
     if (hook.reused && stream == hook.reused) stream = hook.stands_for;
     return hook.sim->event_record(self, event, device, stream);
 }
+/* By another thread: this one's mode is the relaxed one just now. */
+static void *begin_capture(void *stream)
+{
+    ta_test_failed |= ta_sim_capture_begin(hook.w->sim, 0, stream) != TA_OK;
+    return NULL;
+}
 static ta_status hooked_capturing(void *self, int device, ta_stream stream, bool *yes)
 {
     hook.named_dead += hook.dead && stream == hook.dead;
-    return hook.sim->is_capturing(self, device, stream, yes);
+    ta_status status = hook.sim->is_capturing(self, device, stream, yes);
+    if (hook.captured && stream == hook.captured && !*yes) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, begin_capture, hook.captured) ||
+            pthread_join(thread, NULL))
+            ta_test_failed = 1;
+        hook.captured = NULL;
+    }
+    return status;
 }
 
 static ta_stream_life strangers_life;
 static ta_status hooked_device_wait(void *self, int device)
 {
     ta_status status = hook.sim->device_wait(self, device);
+    hook.device_waits++;
     const held *h = hook.freed_during;
     hook.freed_during = NULL;
     if (h) {
@@ -391,6 +409,40 @@ TEST(event_that_cannot_be_waited_for)
     world_close(&w);
 }
 
+/* A capture begins just before an event is recorded, which it so swallows: the event is never
+ * passed. It is given up, and what was freed before it is seen by a later one. */
+static void swallowed(bool lasts)
+{
+    world w;
+    held a, b;
+    ta_sim_graph *graph = NULL;
+    open_hooked(&w, 3, 32 * MiB);
+    if (!lasts) stranger = w.stream[0][1];
+    get(&w, &a, 1, 100);
+    ta_sim_advance_us(w.sim, 1000);
+    hook.captured = w.stream[0][1];
+    if (lasts) {
+        put(&w, &a);
+        ta_stream_state *s = NULL;
+        ta_device *d = &w.allocator->device[0];
+        ta_lock_take(&d->pages);
+        for (s = d->streams; s && s->handle != w.stream[0][1];) s = s->next;
+        ta_stream_mark(d, s, atomic_load(&d->tick));
+        ta_lock_drop(&d->pages);
+    } else
+        put(&w, &a);
+    CHECK(hook.captured == NULL);
+    ta_sim_capture_end(w.sim, 0, w.stream[0][1], &graph);
+    if (graph) ta_sim_graph_destroy(w.sim, graph);
+    CHECK_EQ(world_alloc(&w, &b, 32 * MiB, 0, w.stream[0][2]), TA_OK);
+    CHECK_EQ(hook.device_waits, lasts ? 0 : 1);
+    world_use(&w, &b, b.stream, true, 50);
+    put(&w, &b);
+    world_close(&w);
+}
+TEST(event_that_a_capture_swallowed) { swallowed(true); }
+TEST(event_of_a_stranger_that_a_capture_swallowed) { swallowed(false); }
+
 /* A stream of another device uses a block: it cannot be marked by an event of the block's
  * device, and waiting for that device is not waiting for it. */
 TEST(recorded_for_a_stream_of_another_device)
@@ -411,6 +463,49 @@ TEST(recorded_for_a_stream_of_another_device)
     world_check(&w);
     put(&w, &b);
     CHECK_EQ(ta_free(w.allocator, there.at), TA_OK);
+    world_close(&w);
+}
+
+/* --- beginning a pool ----------------------------------------------------------------- */
+/* One pool after the other, each released with its work still queued. */
+static void pools_in_a_row(world *w, int count)
+{
+    for (int i = 1; i <= count && !ta_test_failed; i++) {
+        held a;
+        void *context;
+        const ta_pool_id id = {(uint64_t)i, 0};
+        CHECK_EQ(ta_pool_begin(w->allocator, 0, id, everything, NULL), TA_OK);
+        get(w, &a, 1, 1e6);
+        CHECK_EQ(ta_pool_end(w->allocator, 0, id, &context), TA_OK);
+        put(w, &a);
+        CHECK_EQ(ta_pool_release(w->allocator, 0, id), TA_OK);
+    }
+}
+
+/* What released pools left is there for later: a begin waits for no stream that is busy. */
+TEST(beginning_a_pool_waits_for_nobody)
+{
+    world w;
+    open_hooked(&w, 3, TA_NO_LIMIT);
+    pools_in_a_row(&w, 8);
+    CHECK_EQ(hook.device_waits, 0);
+    CHECK_EQ(world_stats(&w, 0).waits, 0);
+    CHECK(ta_sim_now_us(w.sim) < 1e6);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 8 * 16 * MiB);
+    ta_sim_advance_us(w.sim, 1e7); /* all is done: the next begin settles it */
+    pools_in_a_row(&w, 1);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 8 * 16 * MiB);
+    world_close(&w);
+}
+
+/* But where the cap leaves less than they hold, it does: inside a pool nobody can. */
+TEST(beginning_a_pool_waits_where_room_is_short)
+{
+    world w;
+    open_hooked(&w, 3, 40 * MiB);
+    pools_in_a_row(&w, 8);
+    CHECK(hook.device_waits >= 1 && hook.device_waits <= 8);
+    CHECK_EQ(world_stats(&w, 0).oom_count, 0);
     world_close(&w);
 }
 

@@ -526,6 +526,77 @@ def pools() -> None:
     unbroken(gpu)
 
 
+def pool_in_two_threads() -> None:
+    """One pool, two openers: the second is refused, as by torch's own allocator, and the
+    first one's memory goes on coming from the pool."""
+    torcharena.enable()
+    pool = torch.cuda.MemPool()
+    opened, tried = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def other() -> None:
+        with torch.cuda.use_mem_pool(pool):
+            opened.set()
+            tried.wait(60)
+            empty(MIB)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    opened.wait(60)
+    try:
+        with torch.cuda.use_mem_pool(pool):
+            raise AssertionError("opened twice")
+    except RuntimeError as error:
+        said.append(str(error))
+    tried.set()
+    thread.join()
+    assert "allocates to this pool already" in said[0], said
+    with torch.cuda.use_mem_pool(pool):
+        refused("already", lambda: torch.cuda.use_mem_pool(pool).__enter__())
+        inside = empty(50 * MIB)
+    (segment,) = (s for s in pool.snapshot() if s["segment_type"] == "large")
+    assert segment["address"] <= inside.data_ptr()
+    shared = torch.cuda.graph_pool_handle()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+    for captured in graphs:  # one pool, one after the other
+        with torch.cuda.graph(captured, pool=shared):
+            empty(MIB)
+        captured.replay()
+
+
+def pool_hooks_drop_the_gil() -> None:
+    """The end of a pool waits for a filter under way, which here waits for the GIL."""
+    torcharena.enable()
+    torch.cuda.init()
+    from torcharena import _core
+
+    class Id(ctypes.Structure):
+        _fields_ = [("a", ctypes.c_ulonglong), ("b", ctypes.c_ulonglong)]
+
+    core = ctypes.CDLL(_core.library_path())
+    holding = ctypes.PyDLL(_core.library_path())  # calls with the GIL, as torch does
+    core.ta_process_allocator.restype = ctypes.c_void_p
+    allocator = ctypes.c_void_p(core.ta_process_allocator())
+    under_way, until = threading.Event(), time.monotonic() + 0.2
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
+    def slow_filter(context: Any, stream: Any) -> bool:
+        under_way.set()
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        return False
+
+    assert core.ta_pool_begin(allocator, 0, Id(9, 9), slow_filter, None) == 0
+    thread = threading.Thread(target=empty, args=(MIB,))
+    thread.start()
+    assert under_way.wait(60)
+    before = time.monotonic()
+    holding.ta_torch_pool_end(0, Id(9, 9))
+    assert time.monotonic() - before < 0.9  # else it gives the filter up after a second
+    thread.join()
+    assert core.ta_pool_release(allocator, 0, Id(9, 9)) == 0
+
+
 def graph() -> None:
     torcharena.enable()
     gpu = judged()

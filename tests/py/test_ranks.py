@@ -204,12 +204,12 @@ def test_a_table_of_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ("--ranks all", "say how many, --gpus N"),
-        ("--ranks all --world-size 4", "say how many, --gpus N"),
+        ("--ranks all", "say how many GPUs there are (--gpus N, gpus=N)"),
+        ("--ranks all --world-size 4", "say how many GPUs there are (--gpus N, gpus=N)"),
         ("--ranks all --gpus 4 --world-size 6", "no whole number of nodes of 4 GPUs"),
         ("--ranks all --gpus 4 --world-size 2", "no whole number of nodes of 4 GPUs"),
         ("--ranks all --gpus 2 --world-size 4 --rank 1", "exclude each other"),
-        ("--rank 1", "--world-size N says"),
+        ("--rank 1", "world_size=N"),
         ("--rank 4 --world-size 4", "none of a world of 4"),
     ],
 )

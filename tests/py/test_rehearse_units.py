@@ -309,7 +309,7 @@ def test_the_text_keeps_to_its_columns(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     for words in (
         "train.py --lr 'a b'", "not measured", "does not fit", "+14.48 GiB", "step 7",
-        "runs out of memory asking for 5 GiB", "Smallest cap that works: 1 GiB",
+        "runs out of memory here, asking for 5 GiB", "Smallest cap that works: 1 GiB",
         "Not seen: an evaluation", "Stopped by itself after 40", "argmax 4,000",
         "test_rehearse_units.py:1", "What holds the peak",
     ):  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulated import missing, run
+from simulated import missing, run, said
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -319,3 +319,43 @@ def test_host_memory_is_that_of_the_programs_own_tensors() -> None:
         assert torch.equal(numbers.clone().cpu(), torch.arange(1 << 20))
         """
     )
+
+
+def test_gradients_meet_in_place() -> None:
+    """Autograd adds gradients out of place where a dispatch mode looks on. Ours is none that
+    a GPU has: what is allocated is the same without it; the program's own modes see what
+    they would there."""
+    code = """
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Log(TorchDispatchMode):
+            def __init__(self):
+                super().__init__()
+                self.names = []
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                self.names.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        w = torch.randn(256, 256, device="cuda", requires_grad=True)
+        def made():
+            return torch.cuda.memory_stats()["allocation.all.allocated"]
+        def step():
+            x = torch.randn(512, 256, device="cuda")
+            for _ in range(4):
+                x = x + torch.relu(x @ w)
+            one, other = x * 1, x * 2
+            known = one.sin() + other.cos()
+            both = one + other  # its gradient is that of both
+            before = made()
+            (both * 3 + known).sum().backward()
+            return made() - before
+        step()
+        plain, = {step() for _ in range(3)}
+        with Log() as log:
+            watched = step()
+        print({"plain": plain, "watched": watched, "add": log.names.count("aten.add.Tensor"),
+               "add_": log.names.count("aten.add_.Tensor")})
+        """
+    with_values, without = said(run(code)), said(run(code, values=False))
+    assert with_values == without
+    assert with_values["watched"] > with_values["plain"] and with_values["add"] >= 8

@@ -97,6 +97,8 @@ ONE_DEVICE = [
     "snapshot",
     "long_history",
     "pools",
+    "pool_in_two_threads",
+    "pool_hooks_drop_the_gil",
     "graph",
     "train",
     "lora",

@@ -41,6 +41,9 @@ def rehearse(
     timeout: float | None = 600.0,
     seed: int = 0,
     values: bool = True,
+    ranks: str | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
     **kwargs: Any,
 ) -> Report:
     """Runs ``fn(*args, **kwargs)`` in a process on simulated GPUs; returns its `Report`.
@@ -51,6 +54,10 @@ def rehearse(
     steps: end after so many optimizer steps; 0: run to the end; None: a run of more than
         half a minute ends when its peak no longer moves.
     timeout: seconds for each run, None for no end. seed: of values that are random.
+    ranks: ``"all"``: the function runs once for each of ``gpus`` ranks of a node, at the same
+        time, each in a process with the environment that torchrun would set.
+    world_size, rank: the function runs as this one rank of so many, alone; with
+        ``ranks="all"``, as the first node's ranks of so many.
 
     The function's result is lost. Its exceptions are no exceptions here: the report's
     ``verdict`` is then ``the script failed`` and it has the text. Raises ValueError for
@@ -68,6 +75,9 @@ def rehearse(
         timeout=timeout,
         seed=seed,
         values=values,
+        ranks=ranks,
+        world_size=world_size,
+        rank=rank,
         quiet=True,
     )
     return _rehearse(fn, args, kwargs, options)
@@ -190,6 +200,8 @@ def find_batch_size(
     steps: int | None = None,
     timeout: float | None = 600.0,
     multiple: int = 1,
+    gpus: int = 1,
+    ranks: str | None = None,
     show: Callable[[str], None] | None = None,
 ) -> BatchSizes:
     """The largest batch size from ``start`` to ``max`` for which ``fn(batch_size)`` fits.
@@ -210,10 +222,12 @@ def find_batch_size(
     parsed = sizes.parse(limit, name="limit")
     options = Options(
         gpu=gpu,
+        gpus=gpus,
         limit=None if parsed is None else parsed.resolve(card.memory),
         allocators=(allocator,),
         steps=steps,
         timeout=timeout,
+        ranks=ranks,
         again=False,
         quiet=True,
     )

@@ -19,6 +19,8 @@ import os
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -32,6 +34,8 @@ STOP = "stop"  # the file in the job's folder that says that another rank has fa
 _LOOK_EVERY = 0.25  # seconds
 _SETTLED_SECONDS = 30.0  # a program shorter than this runs to its end
 _SETTLED_STEPS = 20
+_KINDS = ("requested", "allocated", "reserved")
+_GROWN = 1.02  # times the peak that was looked at: worth another look
 _WRITE_EVERY = 1.0  # seconds
 _KEPT = 1 << 20  # bytes up to which copies are made where no values are computed
 
@@ -76,15 +80,18 @@ class Watch:
         self.pid = os.getpid()
         self.torch: Any = None
         self.mode: Any = None
-        self.steps: dict[int, int] = {}  # by optimizer: a GAN has two
-        self.optimizers: dict[int, Any] = {}
+        self.steps: list[int] = []  # of each optimizer: a GAN has two
+        # Its place in `steps`. Held weakly: what the program lets go of must go.
+        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.moved_at = 0  # step in which the peak last moved
         self.peak = 0
+        self.peaks: dict[tuple[int, str], int] = {}  # that the program has reset since
         self.seen: set[str] = set()
         self.ended = "itself"
         self.oom: dict[str, Any] | None = None
         self.holders: dict[str, Any] | None = None
         self.analysed = 0
+        self.labels: places.Labels = {}
         self.written = 0.0
         self.over = threading.Event()
         self.lock = threading.Lock()
@@ -98,6 +105,7 @@ class Watch:
             from .. import installing
 
             installing.enable_from_environment()
+            compiling.without_trees()
         else:
             if self.job.limit is not None:
                 later(self.cap)
@@ -119,6 +127,9 @@ class Watch:
         else:
             _keep_no_contents()
         compiling.install()
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, self.keeping_peaks(getattr(torch._C, name)))
         # `torch.optim` hides its module of this name.
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self.on_step)
@@ -141,6 +152,16 @@ class Watch:
         if observe is not None:
             observe(self.on_oom)
 
+    def keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        """The program's own reset of the peaks, which are known here nonetheless."""
+
+        def resets(*args: Any) -> Any:
+            if self.torch.cuda.is_initialized():
+                self.devices()
+            return reset(*args)
+
+        return resets
+
     def watch_stages(self) -> None:
         """Evaluations and saves that the program comes to."""
         module = self.torch.nn.Module
@@ -155,8 +176,8 @@ class Watch:
         save = self.torch.save
 
         def watched_save(*args: Any, **kwargs: Any) -> Any:
-            self.seen.add("a save")
-            return save(*args, **kwargs)
+            with self.saving():
+                return save(*args, **kwargs)
 
         self.torch.save = watched_save
 
@@ -165,10 +186,11 @@ class Watch:
         """After every optimizer's step."""
         if os.getpid() != self.pid:
             return
-        key = id(optimizer)
-        self.optimizers[key] = optimizer
-        self.steps[key] = self.steps.get(key, 0) + 1
-        step = max(self.steps.values())
+        key = self.optimizers.setdefault(optimizer, len(self.steps))
+        if key == len(self.steps):
+            self.steps.append(0)
+        self.steps[key] += 1
+        step = max(self.steps)
         if self.steps[key] < step or not self.torch.cuda.is_initialized():
             return
         if "safetensors.torch" in sys.modules:
@@ -199,11 +221,25 @@ class Watch:
             return
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self.seen.add("a save")
-            return save(*args, **kwargs)
+            with self.saving():
+                return save(*args, **kwargs)
 
         watched._watched = True  # type: ignore[attr-defined]
         module.save_file = watched
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within a save."""
+        self.seen.add("a save")
+        guesses = getattr(self.mode, "guesses", None)
+        if guesses is None:
+            yield
+            return
+        guesses.saving += 1
+        try:
+            yield
+        finally:
+            guesses.saving -= 1
 
     def look(self, step: int) -> None:
         """Finds out what holds the peak, where it has just moved or is known to stand."""
@@ -213,14 +249,14 @@ class Watch:
         if known is not None:
             if step != known:
                 return
-        elif self.peak < self.analysed * 1.02 or self.moved_at != step:
+        elif self.peak < self.analysed * _GROWN or self.moved_at != step:
             return
         self.analyse(step)
 
     def analyse(self, step: int | None) -> None:
         self.analysed = self.peak
         try:
-            found = places.holders(self.torch, list(self.optimizers.values()))
+            found = places.holders(self.torch, list(self.optimizers), self.labels)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             found = {"problem": f"{type(error).__name__}: {error}"}
         found["step"] = step
@@ -234,9 +270,9 @@ class Watch:
         self.oom = {"device": device, "wanted": wanted, "stack": self.stack(None)}
         try:
             self.holders = places.holders(
-                self.torch, list(self.optimizers.values()), now=True
+                self.torch, list(self.optimizers), self.labels, now=True
             )
-            self.holders["step"] = max(self.steps.values(), default=0) + 1
+            self.holders["step"] = max(self.steps, default=0) + 1
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
             pass
 
@@ -285,7 +321,7 @@ class Watch:
         initialised = self.torch.cuda.is_initialized()
         if self.job.places and self.job.allocator != "arena" and initialised:
             self.peak = max(self.peak, self.peak_requested())
-            grown = self.peak > self.analysed and self.job.peak_step is None
+            grown = self.peak > self.analysed * _GROWN and self.job.peak_step is None
             if self.oom is None and (grown or self.holders is None):
                 self.analyse(None)
         if self.job.allocator == "arena":
@@ -304,7 +340,7 @@ class Watch:
 
     def peak_requested(self) -> int:
         return max(
-            self.torch.cuda.memory_stats(d).get("requested_bytes.all.peak", 0)
+            self.highest(d, "requested", self.torch.cuda.memory_stats(d))
             for d in range(self.torch.cuda.device_count())
         )
 
@@ -318,15 +354,23 @@ class Watch:
             found.append(
                 {
                     "device": device,
-                    "peak_requested": stats.get("requested_bytes.all.peak", 0),
-                    "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
-                    "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+                    **{
+                        f"peak_{kind}": self.highest(device, kind, stats)
+                        for kind in _KINDS
+                    },
                     "allocations": stats.get("allocation.all.allocated", 0),
                     "retries": stats.get("num_alloc_retries", 0),
                     "ooms": stats.get("num_ooms", 0),
                 }
             )
         return found
+
+    def highest(self, device: int, kind: str, stats: dict[str, int]) -> int:
+        peak = max(
+            self.peaks.get((device, kind), 0), stats.get(f"{kind}_bytes.all.peak", 0)
+        )
+        self.peaks[device, kind] = peak
+        return peak
 
     def write(
         self,
@@ -352,7 +396,7 @@ class Watch:
             "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
             or os.environ.get("PYTORCH_ALLOC_CONF"),
             "devices": devices,
-            "steps": max(self.steps.values(), default=0),
+            "steps": max(self.steps, default=0),
             "moved_at": self.moved_at,
             "seen": sorted(self.seen),
             "ended": self.ended if last else "killed",
@@ -362,6 +406,7 @@ class Watch:
             "seconds": round(time.monotonic() - self.started, 2),
         }
         result["workspaces"] = _workspaces()
+        result["trees_off"] = compiling.trees_off()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
         if self.job.world_size is not None:

@@ -8,7 +8,9 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.program is None:
         return _refused("what is to be rehearsed? A script, -m module, or a launcher")
     asked = options.allocator
+    _end_as_if_interrupted()
     try:
         command = launch.command_of(options.program, options.module)
         if launch.is_launcher(options.program):
@@ -64,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (ValueError, FileNotFoundError) as error:
         return _refused(str(error))
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return interrupt.args[0] if interrupt.args else 130
     finally:
         _say("")
     sys.stdout.flush()
@@ -75,6 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         width = shutil.get_terminal_size((80, 24)).columns
         print(f"\n{report.text(min(width, 120))}", flush=True)
     return report.exit_code
+
+
+def _end_as_if_interrupted() -> None:
+    """A job scheduler's signals end the program too, and its files' layer, as Ctrl-C does."""
+
+    def interrupted(number: int, _: object) -> None:
+        raise KeyboardInterrupt(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupted)
 
 
 def _starts_ranks_itself(options: argparse.Namespace) -> None:

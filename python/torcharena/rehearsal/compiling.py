@@ -11,6 +11,9 @@ allocates. What comes after them is for a GPU alone and decides nothing about me
   the first of its hundreds of rounds would, and every candidate is found to take as long;
 * no process pool compiles beside the program.
 
+Under the arena, CUDA graph trees (``mode="reduce-overhead"``) are off, as it needs them to be;
+`trees_off` says whether the program captured graphs without them.
+
 Kernels that a program writes in Triton itself, ahead-of-time compilation, and kernels that
 make tensor descriptors on the device (whose scratch memory the compiler decides) are really
 compiled. Modules are changed when the program imports them: one that never compiles
@@ -37,6 +40,7 @@ __all__ = ["AfterImport", "install"]
 _REGISTERS = 32  # up to this many, Inductor sees no reason to try smaller blocks
 _MILLISECONDS = 0.1  # what every benchmark says
 _L2 = 256 << 20  # bytes of the buffer by which Triton's own benchmark clears the cache
+_captured = False
 
 
 def install() -> None:
@@ -48,6 +52,18 @@ def install() -> None:
     AfterImport.of("torch._dynamo.convert_frame", _no_collections)
     AfterImport.of("torch._inductor.compile_fx", _no_collections_backward)
     AfterImport.of("triton.testing", _no_benchmarks_of_triton)
+
+
+def without_trees() -> None:
+    """For the arena, which keeps no checkpoints of a graph's pool: graphs are captured one by
+    one, as its documentation says to. Called once, before the program imports Inductor."""
+    AfterImport.of("torch._inductor.config", _no_trees)
+    AfterImport.of("torch._inductor.compile_fx", _watch_captures)
+
+
+def trees_off() -> bool:
+    """Whether a graph was captured that trees would have had."""
+    return _captured
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -78,7 +94,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             inner(module)
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)  # several may wait for one module
             self.then(module)
 
         loader.exec_module = exec_module
@@ -194,6 +210,26 @@ def _is_plain(source: Any, target: Any) -> bool:
         and "tensor_descriptor" not in text
         and not config.cpp_wrapper
     )
+
+
+# --- graphs -------------------------------------------------------------------------------
+def _no_trees(config: Any) -> None:
+    if hasattr(config.triton, "cudagraph_trees"):
+        config.triton.cudagraph_trees = False
+
+
+def _watch_captures(module: Any) -> None:
+    inner = getattr(module, "cudagraphify_impl", None)
+    if inner is None:
+        return
+
+    @functools.wraps(inner)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        global _captured
+        _captured = True
+        return inner(*args, **kwargs)
+
+    module.cudagraphify_impl = captured
 
 
 # --- benchmarks ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
-__all__ = ["frame", "holders", "is_ours", "is_users", "start"]
+__all__ = ["Labels", "frame", "holders", "is_ours", "is_users", "start"]
 
 EVENTS = 100_000  # of the history; at some 100 bytes each, and a kilobyte an allocation
 SHOWN = 10
@@ -39,6 +39,7 @@ def _classes(file: str) -> tuple[bool, bool]:
             real.startswith(_LIBRARIES)
             or "/site-packages/" in file
             or "/dist-packages/" in file
+            or "/.cache/" in file  # what libraries generate
         )
         user = bool(file) and not (ours or strange or library or file == "??")
         found = _known[file] = (user, ours)
@@ -69,6 +70,10 @@ def start(torch: Any) -> None:
     )
 
 
+#: What a block holds, by (device, address, bytes).
+Labels = dict[tuple[int, int, int], str]
+
+
 class _Block:
     __slots__ = ("address", "begin", "end", "frames", "kind", "size")
 
@@ -81,22 +86,27 @@ class _Block:
         self.kind = "other"
 
 
-def holders(torch: Any, optimizers: list[Any], *, now: bool = False) -> dict[str, Any]:
+def holders(
+    torch: Any, optimizers: list[Any], known: Labels, *, now: bool = False
+) -> dict[str, Any]:
     """The device that asked for most: its peak within the history, bytes by kind, and the
-    largest holders by place. ``now``: what lives now, instead of the peak.
+    largest holders by place. ``now``: what lives now, instead of the peak. ``known``: what
+    earlier calls have learnt of optimizers that may be gone by now; it is added to.
 
     Python's collector rests meanwhile: what is made here makes no cycles, and the program's
     own are to be found when they would be without us."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _holders(torch, optimizers, now)
+        return _holders(torch, optimizers, known, now)
     finally:
         if collecting:
             gc.enable()
 
 
-def _holders(torch: Any, optimizers: list[Any], now: bool) -> dict[str, Any]:
+def _holders(
+    torch: Any, optimizers: list[Any], known: Labels, now: bool
+) -> dict[str, Any]:
     snapshot = torch.cuda.memory._snapshot()
     best: dict[str, Any] = {"requested": -1}
     for device, entries in enumerate(snapshot.get("device_traces", [])):
@@ -104,7 +114,7 @@ def _holders(torch: Any, optimizers: list[Any], now: bool) -> dict[str, Any]:
         if not segments and not entries:
             continue
         blocks = _history(segments, entries)
-        _label(torch, device, blocks, optimizers)
+        _label(torch, device, blocks, optimizers, known)
         live, requested = _live(blocks, len(entries), now)
         if requested > best["requested"]:
             best = {
@@ -166,9 +176,13 @@ def _live(blocks: list[_Block], events: int, now: bool) -> tuple[list[_Block], i
     return live, highest
 
 
-def _label(torch: Any, device: int, blocks: list[_Block], optimizers: list[Any]) -> None:
+def _label(
+    torch: Any, device: int, blocks: list[_Block], optimizers: list[Any], known: Labels
+) -> None:
     """Names what the optimizers know: parameters, gradients, their own state."""
     by_address = {b.address: b for b in blocks if b.end < 0}
+    for block in blocks:
+        block.kind = known.get((device, block.address, block.size), block.kind)
 
     def name(tensor: Any, kind: str) -> None:
         if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
@@ -181,8 +195,11 @@ def _label(torch: Any, device: int, blocks: list[_Block], optimizers: list[Any])
         except (RuntimeError, NotImplementedError):
             return
         block = by_address.get(address)
-        if block is not None:
-            block.kind = kind
+        if block is None:
+            return
+        block.kind = kind
+        if kind != "gradients":  # which come and go
+            known[device, address, block.size] = kind
 
     for optimizer in optimizers:
         for values in list(getattr(optimizer, "state", {}).values()):
@@ -204,7 +221,9 @@ def _summary(live: list[_Block]) -> dict[str, Any]:
         known = places.get(id(block.frames))
         if known is None:
             known = places[id(block.frames)] = _place(block.frames)
-        key = (*known, block.kind)
+        # What a kind has in one line is one holder, whichever of its lines made it.
+        within = known[1] if block.kind == "other" else ""
+        key = (known[0], within, block.kind)
         sizes[key] += block.size
         counts[key] += 1
     return {
@@ -260,12 +279,19 @@ def _plumbing(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """As a person would say it: from the working folder, or below site-packages."""
+    """As a person would say it: from the working folder, or below site-packages, or from
+    the program's own folder."""
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
             return file.split(mark, 1)[1]
     here = os.getcwd() + os.sep
     if file.startswith(here):
         return file[len(here) :]
-    prefix = os.path.realpath(sys.prefix) + os.sep
-    return file[len(prefix) :] if file.startswith(prefix) else file
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [os.path.realpath(sys.prefix)]
+    if program and not _classes(program)[1]:
+        folders.append(os.path.dirname(os.path.abspath(program)))
+    for folder in folders:
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :]
+    return file

@@ -72,11 +72,19 @@ def rehearse_command(
         for allocator in (a for a in ALLOCATORS if a in options.allocators):
             outcome = session.outcome(allocator)
             report.outcomes.append(outcome)
-            if outcome.verdict.answer in (verdict.FAILED, verdict.CANNOT_TELL):
+            hopeless = outcome.verdict.answer in (verdict.FAILED, verdict.CANNOT_TELL)
+            if hopeless and not _arena_alone(outcome.run):
                 break
     order = {name: i for i, name in enumerate(options.allocators)}
     report.outcomes.sort(key=lambda o: order[o.run.allocator])
     return report
+
+
+def _arena_alone(run: Run) -> bool:
+    """It failed for what the arena does not have, which torch's own allocators do."""
+    return run.allocator == "arena" and " under torcharena: " in (
+        run.first("error") or ""
+    )
 
 
 def _check_ranks(options: Options) -> None:
@@ -86,19 +94,22 @@ def _check_ranks(options: Options) -> None:
         raise ValueError(f"rank {options.rank} is none of a world of {world}")
     if options.ranks is None:
         if world is None and options.rank:
-            raise ValueError(f"rank {options.rank} of how many? --world-size N says")
+            raise ValueError(
+                f"rank {options.rank} of how many? The world's size is missing "
+                "(--world-size N, world_size=N)"
+            )
         return
     if options.ranks != "all":
-        raise ValueError(f"ranks {options.ranks!r}: all, or one by --rank N")
+        raise ValueError(f"ranks {options.ranks!r}: 'all', or one by its number, rank")
     if options.rank:
-        raise ValueError("--ranks all and --rank N exclude each other")
+        raise ValueError("all ranks and one rank exclude each other")
     if gpus < 2:
         raise ValueError(
-            "--ranks all runs the ranks of one node, one a GPU: say how many, --gpus N"
+            "all ranks of one node, one a GPU: say how many GPUs there are (--gpus N, gpus=N)"
         )
     if world is not None and world % gpus:
         raise ValueError(
-            f"--ranks all: a world of {world} ranks is no whole number of nodes of {gpus} GPUs"
+            f"a world of {world} ranks is no whole number of nodes of {gpus} GPUs"
         )
 
 

@@ -38,6 +38,7 @@ _DECIDING = (
     "is_nonzero",
     "equal",
 )
+_REST = "activations and the rest"
 _SEEN = 8  # places of guesses in the text
 _WORKSPACES = {
     "told": "as the real libcudnn says of the card",
@@ -282,15 +283,17 @@ class Report:
 
     def _table(self) -> list[str]:
         lines = [
-            f"{'allocator':<11}{'verdict':<19}{'asked for':>12}{'reserved':>12}"
+            f"{'allocator':<11}{'verdict':<19}{'asked for':>12}{'reserved':>13}"
             f"{'margin':>12}{'steps':>7}{'s':>6}"
         ]
         for outcome in self.outcomes:
             run, said = outcome.run, outcome.verdict
             margin = "" if said.margin is None else _margin(said.margin)
+            more = "> " if run.oom else ""  # it had that much when it asked for more
             lines.append(
-                f"{run.allocator:<11}{said.answer:<19}{_up(run.peak_requested):>12}"
-                f"{_up(run.peak_reserved):>12}{margin:>12}{run.steps or '':>7}"
+                f"{run.allocator:<11}{said.answer:<19}"
+                f"{more + _up(run.peak_requested):>12}{more + _up(run.peak_reserved):>13}"
+                f"{margin:>12}{run.steps or '':>7}"
                 f"{run.seconds:>6.0f}"
             )
         return lines
@@ -298,6 +301,7 @@ class Report:
     def _ends(self, width: int) -> list[str]:
         """How the runs ended, where it was not by themselves and with memory left."""
         lines: list[str] = []
+        before: list[str] = []  # where the run before it ran out
         for outcome in self.outcomes:
             run, said = outcome.run, outcome.verdict
             name = run.allocator
@@ -318,7 +322,9 @@ class Report:
                     f"{name}: the script failed with exit code {run.exit_code}: {error}",
                     width,
                 )
-                if run.output:
+                stack = _stack(run.first("traceback") or [], width)
+                lines += stack
+                if run.output and not stack:
                     lines += [
                         "  " + _shortened(line, width - 2)
                         for line in run.output.splitlines()[-12:]
@@ -329,12 +335,17 @@ class Report:
                 needs = (
                     ""
                     if outcome.need is None
-                    else f"; with memory enough it takes {_up(outcome.need)}"
+                    else f" (with memory enough it takes {_up(outcome.need)})"
                 )
+                stack = _stack(oom.get("stack") or [], width)
+                where = "at the same place" if stack and stack == before else "here"
                 lines += _wrapped(
-                    f"{name}: runs out of memory{asked}{needs}, here:", width
+                    f"{name}: runs out of memory {where}{asked}{needs}"
+                    f"{':' if where == 'here' else ''}",
+                    width,
                 )
-                lines += _stack(oom.get("stack") or [], width)
+                lines += stack if where == "here" else []
+                before = stack
             elif said.answer == verdict.TOO_CLOSE:
                 margin = said.margin or 0
                 left = (
@@ -358,6 +369,12 @@ class Report:
             if name != "arena" and any(p["arena"] for p in run.processes):
                 lines += _wrapped(
                     f"{name}: the script enables torcharena itself, so this is the arena",
+                    width,
+                )
+            if any(p.get("trees_off") for p in run.processes):
+                lines += _wrapped(
+                    f"{name}: CUDA graphs were captured without graph trees; on a GPU set "
+                    "torch._inductor.config.triton.cudagraph_trees = False for the arena",
                     width,
                 )
             if not run.processes and not run.failed and not run.timed_out:
@@ -386,7 +403,7 @@ class Report:
         most = max(rows, key=lambda row: row["peak_requested"])
         names = [o.run.allocator for o in self.outcomes if o.run.ranks]
         lines = _wrapped(
-            f"Rank {most['rank']} asks for most, {format_size(most['peak_requested'])}. Each "
+            f"Rank {most['rank']} asks for most, {_up(most['peak_requested'])}. Each "
             "rank, what it asks for and what is reserved for it:",
             width,
         )
@@ -395,11 +412,11 @@ class Report:
         for row in rows:
             line = (
                 f"{row['rank']:>6}{row['device']:>8}"
-                f"{format_size(row['peak_requested']):>12}{row['steps'] or '':>7}"
+                f"{_up(row['peak_requested']):>12}{row['steps'] or '':>7}"
             )
             for name in names:
                 size = row["peak_reserved"].get(name)
-                line += f"{'' if size is None else format_size(size):>12}"
+                line += f"{'' if size is None else _up(size):>12}"
             lines.append(line)
         return lines
 
@@ -418,9 +435,15 @@ class Report:
         if not found or "places" not in found:
             return []
         step = f", step {found['step']}" if found.get("step") else ""
-        kinds = ", ".join(f"{kind} {_up(size)}" for kind, size in found["kinds"].items())
+        kinds = ", ".join(
+            f"{_REST if kind == 'other' else kind} {_up(size)}"
+            for kind, size in found["kinds"].items()
+            if list(found["kinds"]) != ["other"]
+        )
         what = "was held when memory ran out" if found.get("now") else "holds the peak"
-        lines = _wrapped(f"What {what} ({_up(found['requested'])}{step}): {kinds}", width)
+        lines = _wrapped(
+            f"What {what} ({_up(found['requested'])}{step}): {kinds}".rstrip(), width
+        )
         for row in found["places"]:
             kind = "" if row["kind"] == "other" else f" ({row['kind']})"
             blocks = "block " if row["blocks"] == 1 else "blocks"
@@ -558,9 +581,9 @@ def _is_dispatch(file: str) -> bool:
 def _wanted(oom: dict[str, Any], error: str) -> str:
     """What the request that failed was for, as far as it is known."""
     if oom.get("wanted"):
-        return f" asking for {_up(oom['wanted'])}"
+        return f", asking for {_up(oom['wanted'])}"
     said = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", error)
-    return f" asking for {said[1]}" if said else ""
+    return f", asking for {said[1]}" if said else ""
 
 
 def _seen(run: Run) -> list[dict[str, Any]]:

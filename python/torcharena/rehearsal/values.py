@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +44,11 @@ _FEED = 1 << 22  # elements up to which a large float is fed at random; above, o
 _SPRINKLED = 1 << 24  # booleans up to which all are random, and how many are beyond:
 _SPOTS = 16  # in so many parts, of a mebibyte each
 _aten = torch.ops.aten
+_ADD, _ADD_ = _aten.add.Tensor, _aten.add_.Tensor
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__  # autograd, from this thread
+# Of a gradient that autograd's buffer alone holds, as `Values._gradients_meet` sees it: uses
+# of the tensor, references to its wrapper, uses of its storage (torch 2.10 and later).
+_ALONE = (4, 4, 2)
 
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
@@ -152,10 +158,10 @@ class _Plan:
             self.kind = _ITEM
         elif name in inside.OPENED:
             self.kind = _OPENED
+        elif name in _INDEXING:  # whose size is that of the indices, once masks are
+            self.kind = _INDEX
         elif name in _SIZED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
             self.kind = _DYNAMIC
-        elif name in _INDEXING:
-            self.kind = _INDEX
         elif name in _COPIES:
             self.kind = _COPY
         elif name.startswith(_LEFT_ALONE) or name.startswith("new_empty"):
@@ -166,6 +172,9 @@ class _Plan:
             self.kind = _VIEW
         else:
             self.kind = _PLAIN
+
+
+_PLAN_ADD_ = _Plan(_ADD_)
 
 
 def _tensors(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -193,6 +202,23 @@ def _is_for_device(args: Any, kwargs: Any) -> bool:
 
 def _is_float(tensor: torch.Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _uses_of_storage(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Its elements, in some order of the dimensions, lie side by side."""
+    if tensor.is_contiguous():
+        return True
+    next_to = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != next_to:
+                return False
+            next_to *= size
+    return True
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:
@@ -228,6 +254,20 @@ class _Again:
 
     def __exit__(self, *error: Any) -> None:
         TorchDispatchMode.__exit__(self.mode, *error)
+
+
+class _OneThread:
+    """What is computed here is small: a second thread gains little, and on a busy machine each
+    operator would wait for it until it is scheduled."""
+
+    def __enter__(self) -> None:
+        self.threads = torch.get_num_threads()
+        if self.threads > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *error: Any) -> None:
+        if self.threads > 1:
+            torch.set_num_threads(self.threads)
 
 
 class Values(TorchDispatchMode):
@@ -270,8 +310,12 @@ class Values(TorchDispatchMode):
             zero = ctypes.CDLL(None).ta_simcuda_zero
             zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
             self.zero: Any = zero
+            own_modes = ctypes.CDLL(None).ta_simcuda_own_modes
+            own_modes.argtypes, own_modes.restype = [ctypes.c_int], None
+            self.own_modes: Any = own_modes
         except AttributeError:
             self.skip = self.device_skip = self.zero = self.touched = None
+            self.own_modes = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -298,6 +342,8 @@ class Values(TorchDispatchMode):
         printing._str_intern = printed
         if self.device_skip is not None:
             self.device_skip(self.limit * _WIDEST)
+        if self.own_modes is not None:
+            self.own_modes(1)
         super().__enter__()
         return self
 
@@ -308,6 +354,8 @@ class Values(TorchDispatchMode):
         printing._str_intern = self.printing
         if self.device_skip is not None:
             self.device_skip(0)
+        if self.own_modes is not None:
+            self.own_modes(0)
 
     @contextlib.contextmanager
     def exactly(self, tensors: list[torch.Tensor]) -> Iterator[None]:
@@ -471,6 +519,13 @@ class Values(TorchDispatchMode):
             return inside.run(self, func, plan.name, args, kwargs)
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
+        if (
+            func is _ADD
+            and not kwargs
+            and not torch.is_grad_enabled()
+            and self._gradients_meet(*args)
+        ):
+            func, plan = _ADD_, _PLAN_ADD_
         if kind == _OPENED and _is_for_device(args, kwargs):
             result = inside.run(self, func, plan.name, args, kwargs)
             self._after(func, plan, args, kwargs, result)
@@ -494,6 +549,24 @@ class Values(TorchDispatchMode):
         result = func(*args, **kwargs)
         self._after(func, plan, args, kwargs, result)
         return result
+
+    def _gradients_meet(self, one: Any, other: Any) -> bool:
+        """Autograd adds the second gradient of a tensor to the first, which nothing else
+        holds. On a GPU it does so in place; here, from torch 2.10 on, it sees that Python
+        has a wrapper of the first, which our looking at it made."""
+        behind = sys._getframe(1).f_back
+        if behind is not None and behind.f_code is not _ENGINE:
+            return False
+        return (
+            isinstance(other, torch.Tensor)
+            and one.is_cuda
+            and one.layout is other.layout is torch.strided
+            and one.dtype == other.dtype
+            and one.shape == other.shape
+            and not one._is_zerotensor()
+            and _is_dense(one)
+            and (one._use_count(), sys.getrefcount(one), _uses_of_storage(one)) == _ALONE
+        )
 
     def _between_ranks(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """Small contents are the stand-ins' of NCCL, but for small floats out of large ones."""
@@ -597,7 +670,8 @@ class Values(TorchDispatchMode):
             self.guessed[plan.name] += 1
             if plan.name == "equal":
                 return args[0].shape == args[1].shape
-        result = self._on_cpu(func, plan, args, kwargs)
+        with _OneThread():
+            result = self._on_cpu(func, plan, args, kwargs)
         if result is None:
             return func(*args, **kwargs)
         device = next(t.device for t in inputs if t.is_cuda)
@@ -620,6 +694,21 @@ class Values(TorchDispatchMode):
         if plan.name in _ZEROS and self._zeroed(outputs):
             self.guesses.mark(wanted, False)
             return
+        with _OneThread():
+            self._compute(func, plan, args, kwargs, outputs, wanted, written)
+
+    def _compute(
+        self,
+        func: Any,
+        plan: _Plan,
+        args: Any,
+        kwargs: Any,
+        outputs: list[torch.Tensor],
+        wanted: list[torch.Tensor],
+        written: list[torch.Tensor],
+    ) -> None:
+        """The contents of ``wanted``, those of ``outputs`` that are kept; ``written``: the
+        arguments among them."""
         inputs = _tensors(args, _tensors(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
