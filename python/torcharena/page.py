@@ -22,7 +22,7 @@ from .pictures import (
     timeline_svg,
 )
 from .sizes import format_size
-from .timelines import ORDER, narrowed
+from .timelines import ORDER, narrowed, squeezed
 
 __all__ = ["compact", "page"]
 
@@ -42,7 +42,7 @@ def page(data: dict[str, Any]) -> str:
     folder = Path(__file__).with_name("pages")
     peak = data["peak"]
     line = data.get("timeline")
-    narrow = narrowed(line, POINTS) if line else None
+    narrow = narrowed(squeezed(line), POINTS) if line else None
     script = (folder / "report.js").read_text()
     sections = [
         _tiles(data),
@@ -162,8 +162,8 @@ def _timeline(data: dict[str, Any], narrow: dict[str, Any]) -> str:
     span = seconds_text(narrow["interval_seconds"])
     return (
         f'<div class="plot">{drawn}<div class="tip" hidden></div></div>{legend(narrow)}'
-        f'<p class="note">A point is the highest moment of {span}. Drag to look closer, '
-        "double click to see all.</p>"
+        f'<p class="note">A point is the highest moment of {span}; ⋯ stands for time in which '
+        "nothing changed. Drag to look closer, double click to see all.</p>"
     )
 
 

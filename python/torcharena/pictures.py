@@ -5,12 +5,13 @@ ground; numbers appear where the pointer rests, by titles."""
 
 from __future__ import annotations
 
+import bisect
 from html import escape
 from typing import Any
 
 from .address_map import GAP
 from .sizes import format_size
-from .timelines import ORDER, narrowed
+from .timelines import ORDER, narrowed, squeezed
 
 __all__ = ["COLOURS", "bar", "legend", "map_svg", "phase_colour", "timeline_svg"]
 
@@ -101,26 +102,30 @@ def timeline_svg(
 ) -> str:
     """Live bytes by category over time, what was reserved as a line, and below them the
     phases and steps. ``titles``: the numbers of an interval where the pointer rests."""
-    data = narrowed(data, points)
+    if "breaks" not in data:
+        data = narrowed(squeezed(data), points)
     live = data["live"]
     if not live:
         return "<p>Nothing has been counted yet.</p>"
     interval = data["interval_seconds"]
-    begin, end = data["seconds"][0], data["seconds"][-1] + interval
+    starts = [*data["seconds"], data["seconds"][-1] + interval]
+    begin, end = starts[0], starts[-1]
     most = max(1, *live, *data["reserved"])
     if cap and cap < 1.5 * most:
         most = max(most, cap)
     bottom = height - 44  # of the plot
-    x_scale = (width - _LEFT - _RIGHT) / (end - begin)
+    x_scale = (width - _LEFT - _RIGHT) / len(live)
     y_scale = (bottom - _TOP) / (most * 1.06)
 
     def x(at: float) -> str:
-        return f"{_LEFT + (at - begin) * x_scale:.1f}".removesuffix(".0")
+        i = min(max(bisect.bisect_right(starts, at) - 1, 0), len(live) - 1)
+        inside = (at - starts[i]) / ((starts[i + 1] - starts[i]) or 1)
+        return f"{_LEFT + (i + min(1.0, inside)) * x_scale:.1f}".removesuffix(".0")
 
     def y(size: float) -> str:
         return f"{bottom - size * y_scale:.1f}".removesuffix(".0")
 
-    edges = [x(at) for at in data["seconds"]] + [x(end)]
+    edges = [f"{_LEFT + i * x_scale:.1f}".removesuffix(".0") for i in range(len(starts))]
     parts = [
         f'<svg class="ta-timeline" viewBox="0 0 {width} {height}" '
         f'xmlns="http://www.w3.org/2000/svg" role="img" '
@@ -153,8 +158,15 @@ def timeline_svg(
             f'y="{float(y(cap)) - 3:.0f}" text-anchor="end" fill="#c8403a">cap '
             f"{format_size(cap)}</text>"
         )
-    parts.append(_peak(data, interval, x, y, width))
+    parts.append(_peak(data, edges, y, width))
     parts.append(_strip(data, edges, bottom + 4))
+    for low, high in data["breaks"]:
+        middle = (float(x(low)) + float(x(high))) / 2
+        parts.append(
+            f'<text x="{middle:.0f}" y="{bottom + 14}" text-anchor="middle" '
+            f'font-weight="700">⋯<title>nothing changed for '
+            f"{seconds_text(high - low)}</title></text>"
+        )
     parts.append(_step_marks(data, x, bottom))
     if titles:
         parts.append(_titles(data, edges, bottom))
@@ -187,18 +199,22 @@ def _axes(
         )
     ticks = second_ticks(begin, end)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
+    last = -1e9
     for at in ticks:
+        if float(x(at)) - last < 34:  # where time is shortened
+            continue
+        last = float(x(at))
         parts.append(
             f'<text x="{x(at)}" y="{bottom + 40}" text-anchor="middle" opacity=".75">'
-            f"{_tick_text(at, step)}{' s' if at == ticks[-1] else ''}</text>"
+            f"{_tick_text(at, step)} s</text>"
         )
     return "".join(parts)
 
 
-def _peak(data: dict[str, Any], interval: float, x: Any, y: Any, width: int) -> str:
+def _peak(data: dict[str, Any], edges: list[str], y: Any, width: int) -> str:
     live = data["live"]
     at = max(range(len(live)), key=live.__getitem__)
-    left = x(data["seconds"][at] + interval / 2)
+    left = f"{(float(edges[at]) + float(edges[at + 1])) / 2:.1f}"
     end = float(left) > width - 130
     anchor, move = ("end", -7) if end else ("start", 7)
     return (

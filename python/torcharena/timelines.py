@@ -13,7 +13,7 @@ from . import phases, tracking
 from .loading import core
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
-__all__ = ["ORDER", "Timeline", "collect", "narrowed", "timeline"]
+__all__ = ["ORDER", "Timeline", "collect", "narrowed", "squeezed", "timeline"]
 
 # From the bottom of a picture to its top: what lives long is below.
 ORDER = ("parameter", "buffer", "optimizer state", "gradient", "activation", "other")
@@ -100,6 +100,37 @@ def collect(index: int) -> dict[str, Any]:
         "phase": [number[sample[2]] for sample in samples],
         "phases": [paths[phase] for phase in used_paths],
         "steps": steps[1:],  # the first one was under way
+    }
+
+
+def squeezed(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with fewer intervals where nothing changed for long, between the cells of a
+    notebook say. There they are longer; ``breaks`` has each such stretch, begin and end."""
+    count = len(data["live"])
+    key = list(zip(data["live"], data["reserved"], data["phase"], strict=True))
+    starts = [i for i in range(count) if not i or key[i] != key[i - 1]]
+    runs = list(zip(starts, [*starts, count][1:], strict=True))
+    # A stretch is as long as a twentieth of what happened, at most.
+    most = max(4, len(runs) // 20)
+    kept: list[int] = []
+    seconds: list[float] = []
+    breaks: list[list[float]] = []
+    for begin, end in runs:
+        shown = min(end - begin, most)
+        kept += range(begin, begin + shown)
+        each = data["interval_seconds"] * (end - begin) / shown
+        seconds += [round(data["seconds"][begin] + k * each, 6) for k in range(shown)]
+        if end - begin > 3 * most:
+            until = data["seconds"][end - 1] + data["interval_seconds"]
+            breaks.append([data["seconds"][begin], round(until, 6)])
+    return {
+        **data,
+        "seconds": seconds,
+        "breaks": breaks,
+        **{name: [data[name][i] for i in kept] for name in ("live", "reserved", "phase")},
+        "categories": {
+            name: [row[i] for i in kept] for name, row in data["categories"].items()
+        },
     }
 
 

@@ -8,8 +8,8 @@
   const tip = document.querySelector(".tip");
   const box = svg.viewBox.baseVal, whole = [box.width, box.height];
   const LEFT = 66, RIGHT = 12, TOP = 16, BOTTOM = whole[1] - 44;
-  const begin = data.seconds[0], count = data.live.length;
-  const span = data.seconds[count - 1] + data.interval_seconds - begin;
+  const count = data.live.length;
+  if (!count) return;
   const make = (name, values) => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const key in values) node.setAttribute(key, values[key]);
@@ -41,7 +41,7 @@
     return Math.min(Math.max(at.x, LEFT), whole[0] - RIGHT);
   };
   const interval = (x) => Math.min(count - 1, Math.max(0, Math.floor(
-    (x - LEFT) / (whole[0] - LEFT - RIGHT) * span / data.interval_seconds)));
+    (x - LEFT) / (whole[0] - LEFT - RIGHT) * count)));
 
   let from = null;
   const show = (event) => {
