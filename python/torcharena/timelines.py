@@ -110,17 +110,16 @@ def squeezed(data: dict[str, Any]) -> dict[str, Any]:
     key = list(zip(data["live"], data["reserved"], data["phase"], strict=True))
     starts = [i for i in range(count) if not i or key[i] != key[i - 1]]
     runs = list(zip(starts, [*starts, count][1:], strict=True))
-    # A stretch is as long as a twentieth of what happened, at most.
-    most = max(4, len(runs) // 20)
+    most = max(4, count // 48)
     kept: list[int] = []
     seconds: list[float] = []
     breaks: list[list[float]] = []
     for begin, end in runs:
-        shown = min(end - begin, most)
+        shown = most if end - begin > 2 * most else end - begin
         kept += range(begin, begin + shown)
         each = data["interval_seconds"] * (end - begin) / shown
         seconds += [round(data["seconds"][begin] + k * each, 6) for k in range(shown)]
-        if end - begin > 3 * most:
+        if end - begin > shown:
             until = data["seconds"][end - 1] + data["interval_seconds"]
             breaks.append([data["seconds"][begin], round(until, 6)])
     return {

@@ -207,8 +207,9 @@ def test_squeezed() -> None:
         "categories": {"other": live},
     }
     short = timelines.squeezed(flat)
-    assert short["live"] == [1, 5, 2, 2, 2, 2, 7, 1] == short["categories"]["other"]
-    assert short["seconds"] == [0.0, 0.5, 1.0, 63.5, 126.0, 188.5, 251.0, 251.5]
+    assert short["live"] == [1, 5, *[2] * 10, 7, 1] == short["categories"]["other"]
+    evenly = [1.0 + 25.0 * i for i in range(11)]
+    assert short["seconds"] == [0.0, 0.5, *evenly, 251.5]
     assert short["breaks"] == [[1.0, 251.0]]
     assert "nothing changed for 4 min 10 s" in timeline_svg(flat)
     same = timelines.squeezed(TIMELINE)
