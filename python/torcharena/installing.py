@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import importlib
+import json
 import os
 import select
 import signal

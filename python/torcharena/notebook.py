@@ -150,7 +150,7 @@ def _execute(shell: Any, source: str) -> Any:
     tree = ast.parse(text, name)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        last = ast.Expression(tree.body.pop().value)
     exec(compile(tree, name, "exec"), shell.user_ns)
     return None if last is None else eval(compile(last, name, "eval"), shell.user_ns)
 

@@ -281,12 +281,18 @@ early = torcharena.report().data["recorder_bytes"]
 for i in range(50_000):
     torch.empty(1 << (10 + i % 12), device="cuda", dtype=torch.uint8)
 model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-with torcharena.track(model, optimizer):
-    for i in range(3):
-        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+rare = torch.nn.Embedding(10, 64, sparse=True).cuda()
+both = torch.nn.ModuleList([model, rare])
+optimizer = torch.optim.SGD(both.parameters(), 1e-3)
+gradients = []  # at the end of each backward, no step but the first being the highest
+with torcharena.track(both, optimizer):
+    for i in range(4):
+        words = torch.zeros(8, dtype=torch.long, device="cuda")
+        (model(torch.zeros(8, 64, device="cuda")) + rare(words)).sum().backward()
+        gradients.append(sum(b[1] for b in core.usage_blocks(0, 2) if b[4] == 2))
         optimizer.step()
         optimizer.zero_grad()
+assert gradients == [model.weight.nbytes + model.bias.nbytes] * 4, gradients
 big = torch.empty(1 << 26, device="cuda", dtype=torch.uint8)
 report = torcharena.report()
 line = torcharena.timeline()
@@ -326,7 +332,7 @@ print({"early": early, "bytes": report.data["recorder_bytes"], "short": len(shor
     assert found["reserved"] == found["stats"] == found["map"] + found["ready"]
     assert found["live"] == found["blocks"]
     assert 1 < found["samples"] <= 2048
-    assert found["steps"][-1] == 3
+    assert found["steps"][-1] == 4
     data = reporting.load(tmp_path / "r.json").data
     for i, live in enumerate(data["timeline"]["live"]):
         assert sum(row[i] for row in data["timeline"]["categories"].values()) == live
@@ -340,5 +346,7 @@ def test_plots(tmp_path: Path) -> None:
     (axes,) = figure.axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["parameter", "activation", "reserved"]
-    nothing = {name: [] for name in ("seconds", "live", "reserved", "phase", "steps")}
+    nothing: dict[str, list[Any]] = {
+        name: [] for name in ("seconds", "live", "reserved", "phase", "steps")
+    }
     timelines.Timeline({**TIMELINE, **nothing, "categories": {}}).plot()
