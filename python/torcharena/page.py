@@ -44,8 +44,10 @@ def page(data: dict[str, Any]) -> str:
     line = data.get("timeline")
     narrow = narrowed(squeezed(line), POINTS) if line else None
     script = (folder / "report.js").read_text()
+    refused = data.get("out_of_memory")
     sections = [
         _tiles(data),
+        _section("Out of memory", _refusal(refused), "refusal") if refused else "",
         _section("Over time", _timeline(data, narrow), "timeline") if narrow else "",
         '<div class="columns">',
         _section("What it held", _categories(data)),
@@ -53,7 +55,10 @@ def page(data: dict[str, Any]) -> str:
         "</div>",
         _section("Phases", _phases(data)),
         _section("Largest at the peak", _holders(peak)),
+        '<div class="columns">',
         _section("Growth from step to step", _growth(data)),
+        _section("What would save most then, at most", _remedies(data)),
+        "</div>",
         _section("Pages of the arena now", map_svg(data["map"]) + map_legend())
         if data.get("map")
         else "",
@@ -88,7 +93,7 @@ def compact(data: dict[str, Any]) -> str:
         '<details style="margin:.5em 0"><summary style="cursor:pointer">categories, phases, '
         "largest holders, growth, device</summary>"
         f"{_categories(data)}{_phases(data)}{_holders(data['peak'])}{_growth(data)}"
-        f"{_memory(data)}</details></div>"
+        f"{_remedies(data)}{_memory(data)}</details></div>"
     )
     return "".join(parts)
 
@@ -283,7 +288,7 @@ def _holders(peak: dict[str, Any]) -> str:
         )
         for row in peak["holders"]
     ]
-    heads = ("category", "allocated in", "bytes", "blocks", "of the peak")
+    heads = ("category", "allocated in", "bytes", "blocks", "of all")
     return _table(heads, rows, 2) if rows else ""
 
 
@@ -303,6 +308,28 @@ def _growth(data: dict[str, Any]) -> str:
         for row in data["growth"]
     ]
     return _table(("category", "allocated in", "grows by", "blocks"), rows, 2)
+
+
+def _refusal(moment: dict[str, Any]) -> str:
+    where = f" in <b>{escape(moment['phase'])}</b>" if moment["phase"] else ""
+    held = ", ".join(
+        f"{_dot(COLOURS.get(name, COLOURS['other']))}{escape(name)} {format_size(size)}"
+        for name, size in moment["categories"].items()
+    )
+    return (
+        f"<p><b>{format_size(moment['requested'])}</b> were refused{where}, step "
+        f"{moment['step']}, {seconds_text(moment['seconds'])} after the start, while "
+        f"{format_size(moment['bytes'])} lived:</p><p>{held}</p>{_holders(moment)}"
+    )
+
+
+def _remedies(data: dict[str, Any]) -> str:
+    moment = data.get("out_of_memory") or data["peak"]
+    rows = [
+        (escape(row["what"]), format_size(row["bytes"]))
+        for row in moment.get("remedies", ())
+    ]
+    return _table(("remedy", "saves"), rows, 1) if rows else ""
 
 
 def _footer(data: dict[str, Any]) -> str:

@@ -156,6 +156,14 @@ def test_pages_are_whole(tmp_path: Path) -> None:
     assert "http" not in outside and "@import" not in outside and "url(" not in outside
     for words in ("3 GiB", "backward", "3 MiB a step", "2 blocks were not counted"):
         assert words in text, words
+    refused = {
+        **WHOLE["peak"],
+        "requested": 5 << 20,
+        "remedies": [{"what": "half the <batch>", "bytes": 7 << 20}],
+    }
+    more = page({**WHOLE, "out_of_memory": refused})
+    assert _Tags(more).seen and "<b>5 MiB</b> were refused" in more
+    assert "half the &lt;batch&gt;" in more and "&lt;batch" not in text
     short = compact(WHOLE)
     assert "script" not in _Tags(short).seen and "<b>&" not in short
     for data in (DATA, {**WHOLE, "steps": 0, "phases": [], "growth": [], "cap": 2 << 30}):
