@@ -73,6 +73,7 @@ PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_look(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_phases(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_timeline(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_check(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);

@@ -58,6 +58,7 @@ static PyMethodDef methods[] = {
          "usage_set_category(device, addresses, category) -> int: blocks found"),
     SOME(usage_look, "usage_look(device) -> dict"),
     SOME(usage_phases, "usage_phases(device) -> list of dicts"),
+    SOME(usage_timeline, "usage_timeline(device) -> (us of an interval, samples)"),
     SOME(usage_blocks, "usage_blocks(device, moment) -> list of tuples"),
     NONE(usage_check, "usage_check() -> str | None: the first invariant that fails"),
     /* recording.c */

@@ -169,6 +169,9 @@ class Phase(TypedDict):
     page_moves: int
     waits: int
     wait_us: float
+    activations: bool  # what blocks of it are that no category was told of; else other
+
+Sample = tuple[int, int, int, int, tuple[int, ...]]
 
 # --- creating, and what torch needs to know ---------------------------------------------
 def create(
@@ -282,6 +285,10 @@ def usage_phases(device: int, /) -> list[Phase]: ...
 def usage_blocks(device: int, moment: int, /) -> list[tuple[int, int, int, int, int]]:
     """(address, size, step, phase, category) of what lived at the peak (0), at the last refusal
     (1), or lives now (2); address 0: freed since."""
+
+def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
+    """(microseconds that a sample covers, samples from the start on). A sample: live bytes
+    at its highest moment, the most reserved, the leading phase, step, bytes by category."""
 
 def usage_check() -> str | None: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -90,6 +91,8 @@ def enable_from_environment() -> None:
 def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     given = {k: v for k, v in (asked or {}).items() if v is not None}
     merged = {s.name: s.default for s in settings.SETTINGS} | environment | given
+    if asked is not None:  # its import may enable: by the environment, or in a rehearsal
+        importlib.import_module("torch")
     if enabled():
         _again(asked, merged)
         return
