@@ -9,7 +9,8 @@
  * later counts at the peak too. Refusals are such moments as well. Under a device's mutex:
  *     live = sum of sizes in the table;  phases[p].live = the same, of phase p
  *     moment.bytes = sum of sizes in the table with born <= moment.at  +  those in its gone
- *     live <= peak.bytes */
+ *     live <= peak.bytes
+ * The timeline is of the same events: usage_timeline.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "usage.h"
 
@@ -22,6 +23,7 @@
 
 #include "clock.h"
 #include "usage_blocks.h"
+#include "usage_timeline.h"
 
 typedef struct phase_counts {
     uint64_t allocs, bytes, live, peak, kept, page_moves, waits;
@@ -52,6 +54,7 @@ typedef struct device_usage {
     uint64_t page_moves, waits; /* of the device, counted to phases already */
     double wait_us;
     phase_counts *phases; /* TA_USAGE_PHASES of them, where used */
+    ta_timeline timeline;
 } device_usage;
 
 typedef struct phase_name {
@@ -59,6 +62,7 @@ typedef struct phase_name {
     uint32_t around;
     uint64_t entries;
     double us;
+    bool activations;
 } phase_name;
 
 struct ta_usage {
@@ -90,13 +94,38 @@ static bool child(const ta_usage *u) { return getpid() != u->owner; }
 static uint32_t phase_now(const ta_usage *u)
 {
     if (own.depth && !own.leads && own.generation == u->generation) return own.phase;
-    return atomic_load_explicit(&u->leading, memory_order_relaxed);
+    return atomic_load_explicit(&u->leading, memory_order_acquire);
+}
+
+/* --- the timeline ---------------------------------------------------------------------- */
+/* What a block counts as there. A phase's number is published after its name. */
+static ta_category counts_as(const ta_usage *u, uint32_t category, uint32_t phase)
+{
+    if (category != TA_CATEGORY_UNKNOWN) return (ta_category)category;
+    return u->phase[phase].activations ? TA_CATEGORY_ACTIVATION : TA_CATEGORY_OTHER;
+}
+
+/* Until now the device's state was the timeline's. */
+static void pass(const ta_usage *u, device_usage *d)
+{
+    ta_timeline_pass(&d->timeline, ta_now_us() - u->begin_us);
+    d->timeline.now.phase = atomic_load_explicit(&u->leading, memory_order_relaxed);
+    d->timeline.now.step = atomic_load_explicit(&u->step, memory_order_relaxed);
+}
+
+static void changed(const ta_usage *u, device_usage *d, const ta_usage_entry *e,
+                    bool more)
+{
+    pass(u, d);
+    ta_timeline_change(&d->timeline, counts_as(u, e->category, e->phase),
+                       more ? (int64_t)e->size : -(int64_t)e->size, d->events);
 }
 
 /* --- events ---------------------------------------------------------------------------- */
 static bool ready(device_usage *d)
 {
     if (!d->phases) d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
+    if (d->phases && !ta_timeline_begin(&d->timeline)) return false;
     if (d->phases) atomic_store_explicit(&d->used, true, memory_order_release);
     return d->phases != NULL;
 }
@@ -137,6 +166,7 @@ static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested
     moment *peak = &d->moments[TA_USAGE_PEAK];
     if (d->live > peak->when.bytes) begin_moment(u, d, peak, phase, 0);
     if (d->live > p->peak) p->peak = d->live;
+    changed(u, d, &entry, true);
 }
 
 /* A moment's record of a block that goes. Without memory for it the moment is now. */
@@ -168,23 +198,37 @@ static void died(const ta_usage *u, device_usage *d, uint64_t addr)
     d->phases[gone.phase].live -= gone.size;
     for (int i = 0; i < TA_USAGE_MOMENTS; i++)
         if (gone.born <= d->moments[i].at) remember(u, d, &d->moments[i], &gone);
+    changed(u, d, &gone, false);
+}
+
+static void pages(const ta_usage *u, device_usage *d, uint64_t bytes, bool more)
+{
+    uint64_t held = d->timeline.now.reserved;
+    pass(u, d);
+    ta_timeline_reserve(&d->timeline, more           ? held + bytes
+                                      : held > bytes ? held - bytes
+                                                     : 0);
 }
 
 static void observe(void *context, const ta_event_info *event)
 {
     ta_usage *u = context;
-    if (event->kind != TA_EVENT_ALLOC && event->kind != TA_EVENT_FREE &&
-        event->kind != TA_EVENT_OOM)
+    const ta_event_kind kind = event->kind;
+    const bool of_pages = kind == TA_EVENT_MAP || kind == TA_EVENT_UNMAP;
+    if (kind != TA_EVENT_ALLOC && kind != TA_EVENT_FREE && kind != TA_EVENT_OOM &&
+        !of_pages)
         return;
     device_usage *d = &u->device[event->device];
     uint32_t phase = phase_now(u);
     pthread_mutex_lock(&d->mutex);
-    if (event->kind == TA_EVENT_ALLOC)
+    if (kind == TA_EVENT_ALLOC)
         born(u, d, event->addr, event->size, phase);
-    else if (event->kind == TA_EVENT_FREE)
+    else if (kind == TA_EVENT_FREE)
         died(u, d, event->addr);
-    else
+    else if (kind == TA_EVENT_OOM)
         begin_moment(u, d, &d->moments[TA_USAGE_OOM], phase, event->size);
+    else
+        pages(u, d, event->size, kind == TA_EVENT_MAP);
     pthread_mutex_unlock(&d->mutex);
 }
 
@@ -250,6 +294,8 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
         d->page_moves = stats.page_moves;
         d->waits = stats.waits;
         d->wait_us = stats.wait_us;
+        pass(u, d);
+        ta_timeline_reserve(&d->timeline, stats.reserved.current);
         pthread_mutex_unlock(&d->mutex);
     }
     return TA_OK;
@@ -264,6 +310,7 @@ ta_status ta_usage_destroy(ta_usage *u)
         free(u->device[i].table.slots);
         for (int k = 0; k < TA_USAGE_MOMENTS; k++) free(u->device[i].moments[k].gone);
         free(u->device[i].phases);
+        ta_timeline_end(&u->device[i].timeline);
     }
     pthread_mutex_destroy(&u->names);
     free(u->phase);
@@ -277,6 +324,17 @@ static bool named(const ta_usage *u, uint32_t phase, const char *name)
     return strncmp(u->phase[phase].name, name, TA_USAGE_NAME - 1) == 0;
 }
 
+static bool holds_activations(const ta_usage *u, uint32_t phase)
+{
+    static const char *const not_in[] = {"optimizer", "zero_grad", "load"};
+    uint32_t outermost = phase;
+    if (strncmp(u->phase[phase].name, "In[", 3) == 0) return false;
+    while (u->phase[outermost].around) outermost = u->phase[outermost].around;
+    for (size_t i = 0; i < sizeof not_in / sizeof *not_in; i++)
+        if (named(u, phase, not_in[i]) || named(u, outermost, not_in[i])) return false;
+    return true;
+}
+
 /* With `names` held. A name past the last place is the phase around it. */
 static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
 {
@@ -287,10 +345,13 @@ static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
     phase_name *p = &u->phase[u->phase_count];
     snprintf(p->name, sizeof p->name, "%s", name);
     p->around = around;
+    p->activations = holds_activations(u, u->phase_count);
     return u->phase_count++;
 }
 
-/* Page moves and waits since the last change of the leading phase were in `phase`. */
+/* Page moves and waits since the last change of the leading phase were in `phase`. The
+ * timeline learns which phase it is now, and what is reserved: from here on it knows pages
+ * that are mapped and unmapped, while some are kept ready. */
 static void charge(ta_usage *u, uint32_t phase)
 {
     for (int i = 0; u->allocator && i < TA_MAX_DEVICES; i++) {
@@ -307,6 +368,8 @@ static void charge(ta_usage *u, uint32_t phase)
         d->page_moves = stats.page_moves;
         d->waits = stats.waits;
         d->wait_us = stats.wait_us;
+        pass(u, d);
+        ta_timeline_reserve(&d->timeline, stats.reserved.current);
         pthread_mutex_unlock(&d->mutex);
     }
 }
@@ -339,7 +402,7 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
 {
     if (child(u) || own.generation != u->generation || !own.depth) return;
     double us = ta_now_us() - span->begin_us;
-    if (own.leads) charge(u, span->phase);
+    const bool led = own.leads;
     for (int i = 0; i < TA_MAX_DEVICES; i++) {
         device_usage *d = &u->device[i];
         if (!atomic_load_explicit(&d->used, memory_order_acquire)) continue;
@@ -360,6 +423,7 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
     } else
         own.phase = span->before;
     pthread_mutex_unlock(&u->names);
+    if (led) charge(u, span->phase);
 }
 
 void ta_usage_between(ta_usage *u, const char *name)
@@ -367,8 +431,11 @@ void ta_usage_between(ta_usage *u, const char *name)
     if (child(u)) return;
     pthread_mutex_lock(&u->names);
     u->between = name ? phase_of(u, 0, name) : 0;
-    if (!u->leader_depth) atomic_store(&u->leading, u->between);
+    const uint32_t before = atomic_load(&u->leading);
+    const bool now = !u->leader_depth && before != u->between;
+    if (now) atomic_store(&u->leading, u->between);
     pthread_mutex_unlock(&u->names);
+    if (now) charge(u, before);
 }
 
 void ta_usage_step(ta_usage *u)
@@ -386,9 +453,13 @@ size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, siz
     for (size_t i = 0; i < count; i++) {
         ta_usage_entry *e = ta_usage_table_find(&d->table, addrs[i]);
         if (!e) continue;
+        ta_timeline_tell(&d->timeline, e->born, e->size,
+                         counts_as(u, e->category, e->phase),
+                         counts_as(u, category, e->phase));
         e->category = (uint8_t)category;
         found++;
     }
+    ta_timeline_settle(&d->timeline);
     pthread_mutex_unlock(&d->mutex);
     return found;
 }
@@ -413,7 +484,7 @@ void ta_usage_look(ta_usage *u, int device, ta_usage_counts *counts)
         .lost = d->lost,
         .bytes = sizeof *u + TA_USAGE_PHASES * sizeof *u->phase +
                  (d->phases ? TA_USAGE_PHASES * sizeof *d->phases : 0) +
-                 d->table.room * sizeof *d->table.slots,
+                 d->table.room * sizeof *d->table.slots + ta_timeline_bytes(&d->timeline),
     };
     for (int i = 0; i < TA_USAGE_MOMENTS; i++) {
         counts->when[i] = d->moments[i].when;
@@ -441,7 +512,8 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
     for (size_t i = 0; i < count && i < capacity; i++) {
         phases[i] = (ta_usage_phase){.around = u->phase[i].around,
                                      .entries = u->phase[i].entries,
-                                     .us = u->phase[i].us};
+                                     .us = u->phase[i].us,
+                                     .activations = u->phase[i].activations};
         memcpy(phases[i].name, u->phase[i].name, sizeof phases[i].name);
     }
     pthread_mutex_unlock(&u->names);
@@ -486,6 +558,22 @@ size_t ta_usage_blocks(ta_usage *u, int device, ta_usage_moment which,
     return count;
 }
 
+size_t ta_usage_timeline(ta_usage *u, int device, ta_usage_sample *samples,
+                         size_t capacity, double *interval_us)
+{
+    device_usage *d = looked_at(u, device);
+    *interval_us = 0;
+    if (!d) return 0;
+    pthread_mutex_lock(&d->mutex);
+    pass(u, d);
+    size_t count = d->timeline.count;
+    *interval_us = d->timeline.interval_us;
+    for (size_t i = 0; i < count && i < capacity; i++)
+        samples[i] = d->timeline.samples[i];
+    pthread_mutex_unlock(&d->mutex);
+    return count;
+}
+
 /* --- checking -------------------------------------------------------------------------------- */
 static bool check_moment(const device_usage *d, const moment *m, char *text,
                          size_t capacity)
@@ -526,7 +614,7 @@ static bool check_device(const ta_usage *u, const device_usage *d, char *text,
         }
     for (int i = 0; i < TA_USAGE_MOMENTS; i++)
         if (!check_moment(d, &d->moments[i], text, capacity)) return false;
-    return true;
+    return ta_timeline_check(&d->timeline, d->live, text, capacity);
 }
 
 bool ta_usage_check(ta_usage *u, char *text, size_t capacity)

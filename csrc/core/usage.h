@@ -1,9 +1,9 @@
 /* usage.h - who used what: bytes by phase and by category, now, at the peak, at a refusal.
  *
  * A phase is a named span of the program (`forward`); phases nest, and one is told apart by
- * its name and the one around it; entered inside itself it is the same one. A category is what a block holds; it may be told at any
- * time later, and counts for the past too. An observer of the allocator: where there is
- * none of these, allocations cost nothing more.
+ * its name and the one around it; entered inside itself it is the same one. A category is
+ * what a block holds; it may be told at any time later, and counts for the past too. An
+ * observer of the allocator: where there is none of these, allocations cost nothing more.
  *
  * The thread that enters a phase while nobody is in one leads until it has left: allocations
  * of threads that are in no phase of their own, autograd's above all, count to the leader's.
@@ -97,6 +97,10 @@ typedef struct ta_usage_phase {
     uint64_t kept;              /* its live bytes when it was last left */
     uint64_t page_moves, waits; /* while it was the leader's innermost phase */
     double wait_us;
+    /* Blocks of it that no category was told of are activations; else they are other. Not
+     * so outside all phases, where it or the outermost is optimizer, zero_grad, load, and
+     * in a notebook's cell, In[3], itself. */
+    bool activations;
 } ta_usage_phase;
 /* Of all phases, phase 0 first; at most `capacity`. Returns how many there are. */
 size_t ta_usage_phases(ta_usage *usage, int device, ta_usage_phase *phases,
@@ -113,6 +117,23 @@ typedef struct ta_usage_block {
  * many there are. */
 size_t ta_usage_blocks(ta_usage *usage, int device, ta_usage_moment moment,
                        ta_usage_block *blocks, size_t capacity);
+
+#define TA_USAGE_SAMPLES 2048u
+
+/* Of an interval of time: the moment of its highest live bytes. */
+typedef struct ta_usage_sample {
+    uint64_t live;
+    uint64_t reserved; /* the most in the interval */
+    uint64_t
+        of[TA_CATEGORIES]; /* of live; none is unknown, see ta_usage_phase.activations */
+    uint64_t event;        /* events on the device until then */
+    uint32_t phase;        /* the leader's */
+    uint32_t step;
+} ta_usage_sample;
+/* All intervals from the start until now, at most `capacity`; returns how many there are,
+ * at most TA_USAGE_SAMPLES. Each is `interval_us` long, the last may be under way. */
+size_t ta_usage_timeline(ta_usage *usage, int device, ta_usage_sample *samples,
+                         size_t capacity, double *interval_us);
 
 /* As ta_check. */
 bool ta_usage_check(ta_usage *usage, char *text, size_t capacity);

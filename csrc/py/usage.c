@@ -140,12 +140,13 @@ static PyObject *phase_object(const ta_usage_phase *p)
         PyUnicode_DecodeUTF8(p->name, (Py_ssize_t)strlen(p->name), "replace");
     if (name == NULL) return NULL;
     return Py_BuildValue(
-        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d}", "name", name, "around",
+        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:O}", "name", name, "around",
         (unsigned int)p->around, "entries", (unsigned long long)p->entries, "us", p->us,
         "allocs", (unsigned long long)p->allocs, "bytes", (unsigned long long)p->bytes,
         "live", (unsigned long long)p->live, "peak", (unsigned long long)p->peak, "kept",
         (unsigned long long)p->kept, "page_moves", (unsigned long long)p->page_moves,
-        "waits", (unsigned long long)p->waits, "wait_us", p->wait_us);
+        "waits", (unsigned long long)p->waits, "wait_us", p->wait_us, "activations",
+        p->activations ? Py_True : Py_False);
 }
 
 PyObject *ta_py_usage_phases(PyObject *self, PyObject *args)
@@ -195,6 +196,42 @@ PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args)
     }
     free(blocks);
     return list;
+}
+
+/* (live, reserved, phase, step, bytes of each category) */
+static PyObject *sample_object(const ta_usage_sample *s)
+{
+    PyObject *of = PyTuple_New(TA_CATEGORIES);
+    for (int c = 0; of != NULL && c < TA_CATEGORIES; c++) {
+        PyObject *bytes = PyLong_FromUnsignedLongLong(s->of[c]);
+        if (bytes == NULL || PyTuple_SetItem(of, c, bytes) < 0) Py_CLEAR(of);
+    }
+    if (of == NULL) return NULL;
+    return Py_BuildValue("(KKIIN)", (unsigned long long)s->live,
+                         (unsigned long long)s->reserved, (unsigned int)s->phase,
+                         (unsigned int)s->step, of);
+}
+
+/* usage_timeline(device) -> (microseconds of an interval, list of samples) */
+PyObject *ta_py_usage_timeline(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0;
+    double interval_us = 0;
+    if (!PyArg_ParseTuple(args, "i:usage_timeline", &device) || needed() == NULL)
+        return NULL;
+    ta_usage_sample *samples = malloc(TA_USAGE_SAMPLES * sizeof *samples);
+    if (samples == NULL) return PyErr_NoMemory();
+    size_t count =
+        ta_usage_timeline(usage, device, samples, TA_USAGE_SAMPLES, &interval_us);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *sample = sample_object(&samples[i]);
+        if (sample == NULL || PyList_SetItem(list, (Py_ssize_t)i, sample) < 0)
+            Py_CLEAR(list);
+    }
+    free(samples);
+    return list == NULL ? NULL : Py_BuildValue("(dN)", interval_us, list);
 }
 
 /* usage_check() -> str | None */

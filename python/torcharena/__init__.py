@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .caps import device_memory, limit, set_limit
 from .installing import enable
+from .limits_table import Limit, Limits, limits
 from .phases import phase
 from .recording import Recording, mark, record
 from .state import enabled
@@ -19,18 +20,24 @@ from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
     from .integrations.figures import tqdm_postfix
+    from .notebook import Watch, watch
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
     from .snapshots import snapshot
+    from .timelines import Timeline, timeline
     from .tracking import Tracking, track
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Limit",
+    "Limits",
     "Recording",
     "Report",
+    "Timeline",
     "Tracking",
+    "Watch",
     "__version__",
     "device_memory",
     "enable",
@@ -40,6 +47,7 @@ __all__ = [
     "held_by_exceptions",
     "is_rehearsal",
     "limit",
+    "limits",
     "mark",
     "memory_stats",
     "memory_summary",
@@ -50,14 +58,18 @@ __all__ = [
     "report",
     "set_limit",
     "snapshot",
+    "timeline",
     "tqdm_postfix",
     "track",
+    "watch",
 ]
 
 # Imported when first used.
 _LATE = {
     "Report": "reporting",
+    "Timeline": "timelines",
     "Tracking": "tracking",
+    "Watch": "notebook",
     "find_batch_size": "rehearsal.api",
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",
@@ -66,8 +78,10 @@ _LATE = {
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",
+    "timeline": "timelines",
     "tqdm_postfix": "integrations.figures",
     "track": "tracking",
+    "watch": "notebook",
 }
 
 
@@ -75,3 +89,17 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext torcharena``: the magics ``%arena`` and ``%%arena``."""
+    from .notebook import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext torcharena``."""
+    from .notebook import unload
+
+    unload(shell)

@@ -68,6 +68,45 @@ class Stats(TypedDict):
     mapped: Kinds
     holes: tuple[int, int, int]  # free pieces: all, small, large
 
+Mode = Literal["observe", "enforce"]
+
+class Ledger(TypedDict):
+    path: str
+    shared: bool
+    """Other users may take part."""
+
+class LedgerState(TypedDict):
+    open: bool
+    path: str
+    mode: Literal["off", "observe", "enforce"]
+    claimed_slot: int | None
+    held: int
+    device_cap: int | None
+    tenant_cap: int | None
+    tenant: str
+    problem: str
+
+class LedgerRow(TypedDict):
+    slot: int
+    alive: bool
+    """Else its owner died: the bytes count until one who needs them looks."""
+    bytes: int
+    unused: int
+    spilled: int
+    peak: int
+    refused: int
+    started: float
+    pid: int
+    uid: int
+    label: str
+    tenant: str
+    claimed: bool
+    mode: Mode
+    limit: int | None
+    limit_source: Source
+    device_cap: int | None
+    tenant_cap: int | None
+
 class Block(TypedDict):
     address: int
     size: int
@@ -130,6 +169,9 @@ class Phase(TypedDict):
     page_moves: int
     waits: int
     wait_us: float
+    activations: bool  # what blocks of it are that no category was told of; else other
+
+Sample = tuple[int, int, int, int, tuple[int, ...]]
 
 # --- creating, and what torch needs to know ---------------------------------------------
 def create(
@@ -190,6 +232,36 @@ def trim(device: int = -1, /) -> int:
 def check() -> str | None:
     """The first invariant that does not hold, both sides; None: all hold."""
 
+def ledger_open(
+    device: int,
+    directory: str,
+    uuid: str,
+    label: str,
+    tenant: str,
+    claimed: bool,
+    device_cap: int | None,
+    tenant_cap: int | None,
+    mode: Mode,
+    /,
+) -> Ledger:
+    """Charges the device's growth to `directory/UUID.ledger`, made where there is none. The
+    process takes its slot there when it first grows. Raises where the file is not to be
+    trusted, and where the device holds memory already."""
+
+def ledger_caps(
+    device: int, device_cap: int | None, tenant_cap: int | None, mode: Mode, /
+) -> int:
+    """Other caps from the next growth on. Bytes given back, as far as idle memory goes,
+    because more was held than they allow; other holders are asked for theirs."""
+
+def ledger_heed(device: int, /) -> int:
+    """Bytes given back because another process was refused and asked for them."""
+
+def ledger_state(device: int, /) -> LedgerState: ...
+def ledger_read(directory: str, uuid: str, /) -> list[LedgerRow]:
+    """One a process, by slot; takes no lock. Empty where there is no file; raises where it
+    is not to be trusted."""
+
 def snapshot(device: int = -1, /) -> list[Segment]: ...
 
 # --- who used what --------------------------------------------------------------------------
@@ -213,6 +285,10 @@ def usage_phases(device: int, /) -> list[Phase]: ...
 def usage_blocks(device: int, moment: int, /) -> list[tuple[int, int, int, int, int]]:
     """(address, size, step, phase, category) of what lived at the peak (0), at the last refusal
     (1), or lives now (2); address 0: freed since."""
+
+def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
+    """(microseconds that a sample covers, samples from the start on). A sample: live bytes
+    at its highest moment, the most reserved, the leading phase, step, bytes by category."""
 
 def usage_check() -> str | None: ...
 

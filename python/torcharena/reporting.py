@@ -8,20 +8,22 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import phases, tracking
+from . import address_map, phases, timelines, tracking
 from .caps import device_memory
 from .loading import core
+from .remedies import remedies
 from .reporting_text import comparison, table
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
-__all__ = ["Report", "category_of", "load", "paths_of", "report"]
+__all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report"]
 
 VERSION = 1
-_PEAK, _OOM, _NOW = range(3)  # as in csrc/core/usage.h
+_PEAK, _OOM, NOW = range(3)  # as in csrc/core/usage.h
 # What is neither told by `track` nor of one of these phases is what forward and backward
 # made: activations, and their gradients.
 _NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
@@ -43,11 +45,24 @@ class Report:
         peak = self.data["peak"]
         return f"<torcharena.Report: peak {peak['bytes']} bytes in {peak['phase']!r}>"
 
+    def _repr_html_(self) -> str:
+        from .page import compact
+
+        return compact(self.data)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON, whole or not at all. Raises OSError."""
+        """Writes it, whole or not at all: as one self-contained page where the name ends in
+        ``.html``, else as JSON, which `load` reads. Raises OSError."""
         whole = Path(path)
         part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(self.data, indent=1) + "\n")
+        if whole.suffix.lower() in (".html", ".htm"):
+            from .page import page
+
+            text = page(self.data)
+        else:  # lists of numbers on a line each
+            text = json.dumps(self.data, indent=1) + "\n"
+            text = re.sub(r"(?<=[\[\d,])\n\s+(?=[-\d\]])", "", text)
+        part.write_text(text, encoding="utf-8")
         os.replace(part, whole)
 
     def compare(self, other: Report) -> str:
@@ -84,7 +99,7 @@ def report(device: DeviceLike = None) -> Report:
     look = library.usage_look(index)
     named = library.usage_phases(index)
     paths = paths_of(named)
-    now = library.usage_blocks(index, _NOW)
+    now = library.usage_blocks(index, NOW)
     held = _groups(now, paths)
     stats = library.stats(index)
     return Report(
@@ -116,6 +131,10 @@ def report(device: DeviceLike = None) -> Report:
             "growth": _growth(now, paths, look["step"]),
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
+            "timeline": timelines.collect(index),
+            "map": address_map.collect(
+                index, stats["reserved"][0] - stats["mapped"][0][0]
+            ),
         }
     )
 
@@ -124,7 +143,7 @@ def _moment(
     when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
-    return {
+    moment = {
         "bytes": when["bytes"],
         "requested": when["requested"],
         "seconds": when["us"] / 1e6,
@@ -134,6 +153,7 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
+    return {**moment, "remedies": remedies(moment)}
 
 
 # --- phases ------------------------------------------------------------------------------
@@ -186,6 +206,8 @@ def category_of(number: int, path: str) -> str:
     outermost = path.partition("/")[0]
     inner = path.rpartition("/")[2]
     if not path or outermost in _NOT_ACTIVATIONS or inner in _NOT_ACTIVATIONS:
+        return "other"
+    if inner.startswith("In["):  # a notebook's cell, itself
         return "other"
     return "activation"
 

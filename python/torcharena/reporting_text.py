@@ -44,6 +44,7 @@ def table(data: dict[str, Any]) -> str:
     lines += _phases(data)
     lines += _holders(peak)
     lines += _growth(data)
+    lines += _remedies(data["out_of_memory"] or peak)
     lines += _memory(now["memory"])
     if data["not_counted"]:
         lines += [
@@ -119,6 +120,15 @@ def _growth(data: dict[str, Any]) -> list[str]:
             f"  {format_size(row['bytes_per_step']):>12} a step  {row['category']}, "
             f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
         )
+    return lines
+
+
+def _remedies(moment: dict[str, Any]) -> list[str]:
+    if not moment["remedies"]:
+        return []
+    lines = ["", "  what would save most then, at most"]
+    for row in moment["remedies"]:
+        lines.append(f"  {format_size(row['bytes']):>12}  {row['what']}")
     return lines
 
 

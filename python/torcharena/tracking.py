@@ -8,7 +8,6 @@ a gradient at the peak too if it is found to be one at the end of backward."""
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +43,9 @@ class Tracking:
         self._removals: list[Callable[[], None]] = []
         self._open = _Open()
         self._states: dict[int, int] = {}
+        # Of each device, as last walked; DTensors among them.
+        self._parameters: dict[int, list[weakref.ref[Any]]] = {}
+        self._sharded = False
 
     # --- hooks ----------------------------------------------------------------------------
     def _start(self) -> None:
@@ -143,6 +145,7 @@ class Tracking:
         model = self._model()
         if model is None or not phases.watching():
             return
+        self._walk(model)
         _tell(model.buffers(), "buffer")
         _tell(model.parameters(), "parameter")
         _tell(_gradients(model), "gradient")
@@ -151,13 +154,41 @@ class Tracking:
             if optimizer is not None:
                 _tell(_state_tensors(optimizer), "optimizer state")
 
+    def _walk(self, model: torch.nn.Module) -> None:
+        self._parameters = {}
+        self._sharded = False
+        for parameter in model.parameters():
+            if parameter.is_cuda:
+                held = self._parameters.setdefault(parameter.device.index, [])
+                held.append(weakref.ref(parameter))
+                self._sharded = self._sharded or hasattr(parameter, "_local_tensor")
+
+    def tell_gradients(self) -> None:
+        """At the end of every backward, since the next step has others: about half a
+        microsecond each. Views of a larger block are left to `tell`."""
+        model = self._model()
+        if model is None or not phases.watching():
+            return
+        if not self._parameters:
+            self._walk(model)
+        number = phases.CATEGORIES.index("gradient")
+        for device, references in self._parameters.items():
+            found = (parameter.grad for parameter in _alive(references))
+            gradients = [g for g in found if g is not None and not g.is_sparse]
+            if self._sharded:
+                gradients = [getattr(g, "_local_tensor", g) for g in gradients]
+            addresses = [g.data_ptr() for g in gradients]
+            core().usage_set_category(device, addresses, number)
+
     def tell_if_highest(self) -> None:
         """The same, where this step has the highest peak so far. Gradients are there from
         the end of backward on, and seldom later than the next step."""
         model = self._model()
         if model is None or not phases.watching():
             return
-        looks = [core().usage_look(device) for device in _devices(model)]
+        if not self._parameters:
+            self._walk(model)
+        looks = [core().usage_look(device) for device in self._parameters]
         if any(look["peak"]["step"] == look["step"] for look in looks):
             self.tell()
 
@@ -251,6 +282,7 @@ def _wrap_backward() -> None:
         with phases.phase("backward"):
             original(*args, **named)
         for tracking in trackings():
+            tracking.tell_gradients()
             tracking.tell_if_highest()
 
     torch.autograd.backward = backward
@@ -303,8 +335,12 @@ def _tell(tensors: Iterable[Any], category: str) -> None:
 
 def _gradients(model: torch.nn.Module) -> Iterator[Any]:
     for parameter in model.parameters():
-        if parameter.grad is not None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
             yield parameter.grad
+
+
+def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:
+    return (one for reference in references if (one := reference()) is not None)
 
 
 def _state_tensors(optimizer: Any) -> Iterator[Any]:
@@ -319,8 +355,3 @@ def _state_tensors(optimizer: Any) -> Iterator[Any]:
             waiting += value.values()
         elif isinstance(value, (list, tuple)):
             waiting += value
-
-
-def _devices(model: torch.nn.Module) -> set[int]:
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    return {t.device.index for t in tensors if t.is_cuda}

@@ -382,6 +382,70 @@ TEST(names_past_the_last_place_count_to_the_phase_around)
     tear_down(&f);
 }
 
+TEST(the_timeline_is_of_the_same_events)
+{
+    fixture f = set_up();
+    static ta_usage_sample samples[TA_USAGE_SAMPLES];
+    ta_usage_span forward, optimizer;
+    double interval_us = 0;
+    ta_usage_enter(f.u, "forward", &forward);
+    void *p = one(&f, 4 * MIB), *q = one(&f, 2 * MIB);
+    ta_usage_leave(f.u, &forward);
+    ta_usage_enter(f.u, "optimizer", &optimizer);
+    void *r = one(&f, MIB);
+    categorize(&f, p, TA_CATEGORY_PARAMETER); /* told late: it was one all along */
+    ta_usage_leave(f.u, &optimizer);
+    size_t count = ta_usage_timeline(f.u, 0, samples, TA_USAGE_SAMPLES, &interval_us);
+    CHECK(count >= 1 && count <= TA_USAGE_SAMPLES);
+    CHECK(interval_us > 0);
+    const ta_usage_sample *last = &samples[count - 1];
+    CHECK_EQ(last->live, 7 * MIB);
+    CHECK_EQ(last->of[TA_CATEGORY_PARAMETER], 4 * MIB);
+    CHECK_EQ(last->of[TA_CATEGORY_ACTIVATION], 2 * MIB);
+    CHECK_EQ(last->of[TA_CATEGORY_OTHER], MIB);
+    ta_stats stats;
+    CHECK_EQ(ta_get_stats(f.a, 0, &stats), TA_OK);
+    CHECK_EQ(last->reserved, stats.reserved.current);
+    CHECK(phase(&f, "forward").activations && !phase(&f, "optimizer").activations);
+    for (size_t i = 0; i < count; i++)
+        CHECK(samples[i].live < 6 * MIB || samples[i].of[TA_CATEGORY_PARAMETER]);
+    void *all[] = {p, q, r};
+    for (size_t i = 0; i < 3; i++) ta_free(f.a, all[i]);
+    tear_down(&f);
+}
+
+/* S19: a million events, and phases without end; a tenth where each of them is slow. */
+#if defined(TA_CHECKING) || defined(__SANITIZE_THREAD__)
+#define ROUNDS 50000
+#else
+#define ROUNDS 500000
+#endif
+TEST(many_events_take_bounded_memory)
+{
+    fixture f = set_up();
+    void *kept[64] = {0};
+    uint64_t early = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        ta_usage_span span;
+        char name[32];
+        void **at = &kept[i % 64];
+        if (*at) ta_free(f.a, *at);
+        if (i % 100 == 0) {
+            snprintf(name, sizeof name, "step %d", i);
+            ta_usage_enter(f.u, name, &span);
+        }
+        *at = one(&f, 512 * (1 + (size_t)i % 777));
+        if (i % 100 == 0) ta_usage_leave(f.u, &span);
+        if (i == 2000) early = look(&f).bytes;
+    }
+    printf("  recorder: %llu bytes after 4,000 events, %llu after %d\n",
+           (unsigned long long)early, (unsigned long long)look(&f).bytes, 2 * ROUNDS);
+    CHECK_EQ(look(&f).bytes, early);
+    CHECK(early < 1 << 20);
+    for (int i = 0; i < 64; i++) ta_free(f.a, kept[i]);
+    tear_down(&f);
+}
+
 TEST(a_forked_child_does_nothing)
 {
     fixture f = set_up();

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import simulated
 from torcharena import Report, cli, phase, reporting
+from torcharena.remedies import remedies
 from torcharena.reporting_text import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
@@ -265,6 +266,7 @@ DATA: dict[str, Any] = {
                 "bytes": 1 << 30,
             }
         ],
+        "remedies": [{"what": "half the batch", "bytes": 1 << 30, "how": "by hand"}],
     },
     "out_of_memory": None,
     "now": {
@@ -313,6 +315,38 @@ def test_text() -> None:
     assert "3 MiB a step  other, allocated in epoch, mostly 3 MiB each" in text
     assert "2 blocks were not counted" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_remedies_are_ranked_by_what_they_save_here() -> None:
+    moment = {
+        "bytes": 1000,
+        "categories": {
+            "activation": 400,
+            "optimizer state": 400,
+            "parameter": 100,
+            "gradient": 100,
+        },
+        "holders": [
+            {
+                "category": "activation",
+                "phase": "epoch/forward",
+                "blocks": 9,
+                "bytes": 250,
+            },
+            {"category": "activation", "phase": "forward", "blocks": 1, "bytes": 100},
+            {"category": "activation", "phase": "backward", "blocks": 5, "bytes": 50},
+        ],
+    }
+    found = [(row["bytes"], row["what"]) for row in remedies(moment)]
+    assert found == [
+        (500, "train a few adapters only"),
+        (300, "shard over two GPUs"),
+        (300, "an optimizer with 8-bit state"),
+        (250, "checkpoint the repeated blocks"),
+        (200, "half the batch, two steps accumulated"),
+    ]
+    assert remedies({"bytes": 0, "categories": {}, "holders": []}) == []
+    assert "  1 GiB  half the batch" in table(DATA)
 
 
 def test_files(tmp_path: Path) -> None:

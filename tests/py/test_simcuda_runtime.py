@@ -276,6 +276,19 @@ def test_failures_can_be_asked_for() -> None:
     )
 
 
+def test_a_card_that_torch_has_no_code_of_its_own_for() -> None:
+    """CUB takes its parameters by the architecture of the code that runs: an L4 (8.9) runs
+    what was compiled for 8.6."""
+    run(
+        """
+flags = torch.ones(1, 256, device="cuda", dtype=torch.bool)
+assert torch.cumsum(flags, -1).shape == (1, 256)
+torch.sort(torch.rand(5000, device="cuda"))
+torch.unique(torch.randint(0, 9, (5000,), device="cuda"))
+""",
+        gpu="l4",
+
+
 def test_a_context_is_charged_once_when_it_is_made() -> None:
     """By the driver's function alone, as on a GPU, and not again by what uses it."""
     run(

@@ -1,0 +1,56 @@
+"""The notebooks run, on the simulated GPU; and what is committed has outputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import simulated
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_has_outputs(path: Path) -> None:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    text = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert "torcharena.enable(" in text
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["execution_count"], cell["source"]
+            assert all(out["output_type"] != "error" for out in cell["outputs"])
+    assert path.stat().st_size < 1 << 20
+
+
+@pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+@pytest.mark.skipif(
+    importlib.util.find_spec("IPython") is None, reason="IPython is not installed"
+)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(ROOT / "scripts" / "notebooks.py"),
+            str(path),
+        ],
+        env=simulated.environment(),
+        capture_output=True,
+        text=True,
+        timeout=simulated.TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cells ran" in done.stdout
+
+
+def test_there_are_some() -> None:
+    assert len(NOTEBOOKS) >= 3
