@@ -287,7 +287,6 @@ torch.sort(torch.rand(5000, device="cuda"))
 torch.unique(torch.randint(0, 9, (5000,), device="cuda"))
 """,
         gpu="l4",
-        values=False,
     )
 
 
