@@ -55,9 +55,9 @@ static ta_block *hold(ta_arena *arena, ta_place place, uint64_t bytes)
     return ta_arena_take(arena, place.hole, start, end - start);
 }
 
-/* A place held and its pages brought; *short_by: bytes of pages that could not be had. */
+/* A place held and its pages brought. */
 static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
-                         bool thrifty, void **ptr, uint64_t *short_by)
+                         bool thrifty, void **ptr, ta_lack *lack)
 {
     ta_place (*const find)(const ta_arena *, uint64_t) =
         thrifty ? ta_arena_thriftiest : ta_arena_best;
@@ -66,7 +66,7 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
     ta_place place = find(arena, bytes);
     if (!place.hole) {
         ta_lock_drop(&arena->lock);
-        status = d->plain ? ta_plain_add(d, arena, bytes, short_by)
+        status = d->plain ? ta_plain_add(d, arena, bytes, lack)
                           : ta_addresses_add(d, arena, bytes);
         ta_lock_take(&arena->lock);
         if (!status)
@@ -82,7 +82,7 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
     ta_lock_drop(&arena->lock);
     if (!held) return status;
 
-    status = ta_pages_bring(d, arena, held, place.need, short_by);
+    status = ta_pages_bring(d, arena, held, place.need, lack);
     ta_lock_take(&arena->lock);
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status) {
@@ -101,17 +101,17 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
 static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
                             void **ptr, ta_oom *oom)
 {
-    uint64_t short_by = bytes;
+    ta_lack lack = {.bytes = bytes};
     double since = ta_now_us();
     ta_pages_mend(d, arena);
     ta_pending_poll(d, arena);
     ta_partly_used(d);
-    ta_status status = attempt(d, arena, bytes, size, false, ptr, &short_by);
+    ta_status status = attempt(d, arena, bytes, size, false, ptr, &lack);
     if (status == TA_OUT_OF_MEMORY && !d->plain) {
         for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
-        status = attempt(d, arena, bytes, size, true, ptr, &short_by);
+        status = attempt(d, arena, bytes, size, true, ptr, &lack);
     }
-    if (status && oom) ta_oom_fill(d, arena->stream->handle, size, short_by, status, oom);
+    if (status && oom) ta_oom_fill(d, arena->stream->handle, size, &lack, status, oom);
     if (status) ta_addresses_trim(d); /* it may have been given a range in vain */
     ta_count_slow(d, ta_now_us() - since);
     return status;
@@ -140,13 +140,14 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     }
     if (!status && !alloc_mapped(arena, bytes, size, ptr))
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
+    if (!status) ta_share_answer(d);
     if (pool) pool->users--;
     ta_spin_take(&d->counting);
     d->stats.oom_count += status == TA_OUT_OF_MEMORY;
     ta_spin_drop(&d->counting);
     if (status) {
-        if (oom && !oom->status)
-            ta_oom_fill(d, stream, size, bytes < size ? size : bytes, status, oom);
+        const ta_lack all = {.bytes = bytes < size ? size : bytes};
+        if (oom && !oom->status) ta_oom_fill(d, stream, size, &all, status, oom);
         if (ta_observed(d->allocator))
             ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
                                                    .device = d->ordinal,

@@ -51,6 +51,8 @@ static _Atomic unsigned char *make_alive(void)
     return page;
 }
 
+bool ta_is_forked(const ta_allocator *a) { return ta_forked(a); }
+
 ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
                               ta_allocator **allocator)
 {
@@ -105,6 +107,7 @@ static void destroy_device(ta_device *d)
         ta_epoch_destroy(d, reachable);
         if (reachable) ta_leave(d, saved);
     }
+    ta_share_destroy(d); /* in a forked child too: its copy of the file is closed */
     ta_pools_destroy(d);
     ta_arena_map_destroy(d);
     pthread_cond_destroy(&d->pool_idle);

@@ -9,6 +9,7 @@
 #include "bins.h"
 #include "chunk.h"
 #include "device.h"
+#include "share.h"
 #include "table.h"
 
 typedef struct ta_checker {
@@ -230,6 +231,7 @@ static bool check_device(const ta_checker *k, ta_device *d)
     SAME("reserved", s.reserved.current, s.pages.current * d->page_bytes);
     /* Pages on the way to a place that waits are ready ones meanwhile, so none is in hand. */
     SAME("pages", s.pages.current, pages);
+    if (!ta_share_check(d, k->text, k->capacity)) return false;
     for (const ta_stream_state *stream = d->streams; stream; stream = stream->next) {
         uint64_t tick = stream->passed;
         for (const ta_mark_event *m = stream->first; m; tick = m->tick, m = m->next)

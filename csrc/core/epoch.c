@@ -187,8 +187,10 @@ static bool device_waitable(ta_device *d)
     if (atomic_load(&d->open_count)) return false;
     for (ta_stream_state *s = d->streams; s; s = s->next) {
         bool capturing = false;
-        if (!s->lasts && !s->capturing) continue; /* it may be gone */
-        if (!ours(s)) return false;               /* nobody but its thread can tell */
+        /* It may be gone. But one that others captured when it was last marked is asked:
+         * else its capture would break, or the device could not be waited for any more. */
+        if (!s->lasts && !s->capturing) continue;
+        if (!ours(s)) return false; /* nobody but its thread can tell */
         if (driver->is_capturing(driver->self, d->ordinal, s->handle, &capturing)) {
             if (s->lasts) return false;
             s->capturing = false; /* it is gone */

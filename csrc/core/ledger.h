@@ -1,10 +1,10 @@
 /* ledger.h - the file by which processes that share a GPU keep one cap.
  *
- *     char why[TA_LEDGER_WHY];
+ *     char why[TA_SHARE_WHY];
  *     ta_ledger *ledger;
  *     if (ta_ledger_join("/run/torcharena", gpu, &who, &ledger, why)) ... why says it
- *     if (ta_ledger_reserve(ledger, bytes, cap, TA_NO_LIMIT, why) == TA_OK) ... ask the driver
- *     ta_ledger_release(ledger, bytes);      after the driver took it back
+ *     if (ta_ledger_reserve(ledger, &want, &terms, &got, &no) == TA_OK) ... ask the driver
+ *     ta_ledger_release(ledger, got);      after the driver took it back
  *
  * A slot a process, which lives exactly as long as its owner holds the lock on the slot's
  * byte: the kernel lets go of it when the process dies, however it dies. A slot's bytes are
@@ -21,18 +21,35 @@
 #include "../include/torcharena.h"
 
 #define TA_LEDGER_SLOTS 512
-#define TA_LEDGER_WHY 256 /* bytes of an error text */
-#define TA_LEDGER_TEXT                                                                   \
-    64 /* bytes of a label, a tenant's name, a GPU's name, each with its 0 */
+/* How long one may keep the lock before the others give up; in a crowd where it goes from
+ * hand to hand they wait longer, but not above the second. */
 #define TA_LEDGER_PATIENCE_US 2e6
+#define TA_LEDGER_CROWD_US 30e6
+/* How long the driver may take to get a dead process's memory back. */
+#define TA_LEDGER_DRAIN_US 10e6
 
 typedef struct ta_ledger ta_ledger;
 
 /* What a process says of itself. Longer texts are cut. */
 typedef struct ta_ledger_who {
-    char label[TA_LEDGER_TEXT];
-    char tenant[TA_LEDGER_TEXT]; /* "": none; those of one name share the tenant's cap */
+    char label[TA_SHARE_TEXT];
+    char tenant[TA_SHARE_TEXT]; /* "": none; those of one name share the tenant's cap */
+    bool claimed;
 } ta_ledger_who;
+
+/* Under which caps it grows; onlookers see them all, but `limit` is kept by others. */
+typedef struct ta_ledger_terms {
+    ta_share_caps caps;
+    uint64_t limit;
+    int limit_source;
+} ta_ledger_terms;
+
+typedef struct ta_ledger_want {
+    uint64_t least, most; /* bytes */
+    uint64_t unit;        /* what is granted above `least` is a multiple; not 0 */
+    bool last; /* our own idle memory is gone: a refusal is counted, and others are asked
+                  to give theirs back */
+} ta_ledger_want;
 
 /* A slot of the ledger of `gpu` (its UUID as the driver writes it, or a MIG instance's) in
  * `directory`, which must exist, belong to root or to us, and be writable by nobody else
@@ -40,35 +57,30 @@ typedef struct ta_ledger_who {
  * directory that is not to be trusted or understood; TA_OUT_OF_MEMORY: no slot is left;
  * TA_NOT_READY: another process kept the lock. `why` says it in words. */
 ta_status ta_ledger_join(const char *directory, const char *gpu, const ta_ledger_who *who,
-                         ta_ledger **ledger, char why[TA_LEDGER_WHY]);
-/* Gives the slot up. No other call may be under way. */
+                         ta_ledger **ledger, char why[TA_SHARE_WHY]);
+/* Gives the slot up. What was not released counts as a dead process's does. No other call
+ * may be under way. */
 void ta_ledger_leave(ta_ledger *ledger);
 
-/* Adds bytes to ours, unless the sum over all living processes would exceed `cap`, or over
- * those of our tenant `tenant_cap`: then TA_OUT_OF_MEMORY, counted as refused. Dead owners'
- * bytes are taken off before anyone is refused. TA_NOT_READY as above. On any failure nothing
- * is added. Call it before the driver gives. */
-ta_status ta_ledger_reserve(ta_ledger *ledger, uint64_t bytes, uint64_t cap,
-                            uint64_t tenant_cap, char why[TA_LEDGER_WHY]);
-/* Takes bytes off ours; no more than they are. Waits for nobody. */
+/* Adds *got bytes to ours, as many of `most` as fit but no fewer than `least`, unless the sum
+ * over all living processes would exceed caps.device, or over those of our tenant
+ * caps.tenant: then TA_OUT_OF_MEMORY. Dead owners' bytes are taken off before anyone is
+ * refused. TA_NOT_READY as above. On any failure nothing is added and *no says why. Call it
+ * before the driver gives. Nothing wanted is refused where more is held than the caps
+ * allow. */
+ta_status ta_ledger_reserve(ta_ledger *ledger, const ta_ledger_want *want,
+                            const ta_ledger_terms *terms, uint64_t *got, ta_refusal *no);
+/* Takes bytes off ours; no more than they are. Waits for no other process. */
 void ta_ledger_release(ta_ledger *ledger, uint64_t bytes);
 uint64_t ta_ledger_held(ta_ledger *ledger);
-
-typedef struct ta_ledger_row {
-    int slot;
-    bool alive; /* else its owner died, and its bytes count no more */
-    uint64_t bytes, peak, refused;
-    uint64_t started_us; /* since 1970 */
-    int pid;             /* as its own pid namespace has it */
-    unsigned uid;
-    ta_ledger_who who;
-} ta_ledger_row;
-
-/* What the ledger says, by reading alone: takes no lock and holds up nobody. At most
- * `capacity` rows; *count is how many there are. TA_INVALID as in ta_ledger_join; a ledger
- * that nobody made has no rows. */
-ta_status ta_ledger_read(const char *directory, const char *gpu, ta_ledger_row *rows,
-                         size_t capacity, size_t *count, char why[TA_LEDGER_WHY]);
+int ta_ledger_slot(const ta_ledger *ledger);
+/* What the next growth or release tells onlookers: bytes of ours with nothing on them. */
+void ta_ledger_say_unused(ta_ledger *ledger, uint64_t bytes);
+/* Bytes that others asked us to give back since the last call; 0: nobody did. */
+uint64_t ta_ledger_asked(ta_ledger *ledger);
+/* How long the memory of a dead process may still be on its way back, in microseconds; 0:
+ * none is. Takes the dead's bytes off. */
+double ta_ledger_draining(ta_ledger *ledger);
 
 /* Tests: called with the name of each step that a process may die at. NULL: nobody. */
 extern void (*ta_ledger_step)(const char *name);

@@ -18,7 +18,7 @@
 #define NAME_BYTES 160
 #define NO_REPLACE 1u /* RENAME_NOREPLACE */
 
-#define REFUSE(why, ...) (snprintf(why, TA_LEDGER_WHY, __VA_ARGS__), TA_INVALID)
+#define REFUSE(why, ...) (snprintf(why, TA_SHARE_WHY, __VA_ARGS__), TA_INVALID)
 
 bool ta_ledger_pread(int fd, void *to, size_t size, off_t at)
 {
@@ -135,14 +135,14 @@ static ta_status make(int directory, const struct stat *about, const char *name,
 }
 
 ta_status ta_ledger_open(const char *directory, const char *gpu, bool make_it, int *fd,
-                         char why[TA_LEDGER_WHY])
+                         bool *shared, char why[TA_SHARE_WHY])
 {
     char name[NAME_BYTES];
     struct stat about = {0};
     int place = -1;
     *fd = -1;
     *why = 0;
-    if (!*gpu || strlen(gpu) >= TA_LEDGER_TEXT || strchr(gpu, '/') || *gpu == '.')
+    if (!*gpu || strlen(gpu) >= TA_SHARE_TEXT || strchr(gpu, '/') || *gpu == '.')
         return REFUSE(why, "%.80s is no UUID of a GPU", gpu);
     snprintf(name, sizeof name, "%s.ledger", gpu);
     ta_status status = open_directory(directory, &place, &about, why);
@@ -158,6 +158,7 @@ ta_status ta_ledger_open(const char *directory, const char *gpu, bool make_it, i
     }
     if (!status && *fd < 0 && make_it) status = REFUSE(why, "%s comes and goes", name);
     if (!status && *fd >= 0) status = sound(*fd, name, gpu, &about, why);
+    if (shared) *shared = about.st_uid == 0 && about.st_mode & S_IWGRP;
     if (place >= 0) close(place);
     if (status && *fd >= 0) {
         close(*fd);

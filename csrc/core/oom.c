@@ -47,7 +47,7 @@ static void keep_largest(ta_oom *oom, uint64_t size, const ta_arena *arena)
     oom->largest_pooled[at] = atomic_load(&arena->pool) != NULL;
 }
 
-void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, uint64_t short_by,
+void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_lack *lack,
                  ta_status status, ta_oom *oom)
 {
     const ta_driver *driver = d->allocator->driver;
@@ -58,7 +58,8 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, uint64_t sh
     oom->device = d->ordinal;
     oom->stream = stream;
     oom->requested = requested;
-    oom->short_by = short_by;
+    oom->short_by = lack->bytes;
+    oom->refusal = lack->refusal;
     oom->page_bytes = d->page_bytes;
     oom->limit = ta_limit_of(d, &source);
     oom->limit_source = (int)source;
@@ -141,10 +142,55 @@ static const char *const source_text[TA_LIMIT_SOURCES] = {
     "", "set by enable() or set_limit()", "set by TORCHARENA_LIMIT",
     "set by torch.cuda.set_per_process_memory_fraction()", "set by the administrator"};
 
+/* The cap that refused, or else the process's own. */
+static void add_cap(ta_text *t, const ta_oom *oom)
+{
+    const ta_refusal *no = &oom->refusal;
+    const int source = oom->limit_source;
+    if (no->scope == TA_SCOPE_LEDGER)
+        add(t,
+            "Growth is refused while the ledger of the GPU's shared cap cannot be used "
+            "(%s). ",
+            no->why);
+    else if (no->scope == TA_SCOPE_DEVICE || no->scope == TA_SCOPE_TENANT) {
+        const bool tenant = no->scope == TA_SCOPE_TENANT;
+        add_size(t, "", no->cap, " allowed (the cap that the processes ");
+        if (tenant) add(t, "of tenant '%s' ", no->why);
+        if (no->processes)
+            add(t, "on this GPU share, of which %d other%s ", no->processes,
+                no->processes == 1 ? " holds" : "s hold");
+        else
+            add(t, "on this GPU share, of which nobody else holds any, ");
+        if (no->processes) add_size(t, "", no->others, " and ");
+        add_size(t, "this one ", no->ours, "; CUDA contexts come on top); ");
+    } else if (oom->limit != TA_NO_LIMIT) {
+        add_size(t, "", oom->limit, " allowed");
+        add(t, " (the cap %s, for this process; the CUDA context comes on top); ",
+            source > 0 && source < TA_LIMIT_SOURCES ? source_text[source] : "");
+    }
+}
+
+/* What would help. */
+static void add_advice(ta_text *t, const ta_oom *oom)
+{
+    const ta_refusal *no = &oom->refusal;
+    const bool shared = no->scope == TA_SCOPE_DEVICE || no->scope == TA_SCOPE_TENANT;
+    const uint64_t held = oom->device_free + oom->reserved;
+    if (shared && no->unused)
+        add_size(t, " The others were asked for the ", no->unused,
+                 " that they hold unused, and have not given enough of it.");
+    if (shared && oom->device_free > oom->short_by)
+        add(t, " The device itself has room: a higher shared cap would do.");
+    else if (!shared && oom->limit != TA_NO_LIMIT && oom->device_free > oom->short_by)
+        add(t, " The device itself has room: a higher cap would do.");
+    else if (oom->limit == TA_NO_LIMIT && oom->device_total > held)
+        add_size(t, " ", oom->device_total - held,
+                 " of the device is held by CUDA contexts and other processes.");
+}
+
 int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
 {
     ta_text t = {text, capacity, 0};
-    bool capped = oom->limit != TA_NO_LIMIT;
     if (capacity) *text = 0;
     add_size(&t, "CUDA out of memory. Tried to allocate ", oom->requested, ". ");
     add(&t, "GPU %d has a total capacity of ", oom->device);
@@ -155,12 +201,7 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
             ta_status_text(oom->status));
         return t.length;
     }
-    if (capped) {
-        add_size(&t, "", oom->limit, " allowed");
-        int source = oom->limit_source;
-        add(&t, " (the cap %s, for this process; the CUDA context comes on top); ",
-            source > 0 && source < TA_LIMIT_SOURCES ? source_text[source] : "");
-    }
+    add_cap(&t, oom);
     if (oom->reserved) {
         add_size(&t, "Of the ", oom->reserved, " reserved, ");
         add_size(&t, "", oom->live, " is in live blocks");
@@ -178,10 +219,6 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
         add_size(&t, ", ", oom->idle - oom->idle_in_graphs, " is idle and too little");
     add_size(&t, ". The request is short by ", oom->short_by, ".");
     add_largest(&t, oom);
-    if (capped && oom->device_free > oom->short_by)
-        add(&t, " The device itself has room: a higher cap would do.");
-    else if (!capped && oom->device_total > oom->device_free + oom->reserved)
-        add_size(&t, " ", oom->device_total - oom->device_free - oom->reserved,
-                 " of the device is held by CUDA contexts and other processes.");
+    add_advice(&t, oom);
     return t.length;
 }

@@ -2,10 +2,10 @@
 #ifndef TA_OOM_H
 #define TA_OOM_H
 
-#include "types.h"
+#include "share.h"
 
 void ta_oom_fill(ta_device *device, ta_stream stream, uint64_t requested,
-                 uint64_t short_by, ta_status status, ta_oom *oom);
+                 const ta_lack *lack, ta_status status, ta_oom *oom);
 /* Free bytes in pages that also hold blocks, of the whole device; keeps the highest. Takes
  * every arena's lock in turn. */
 uint64_t ta_partly_used(ta_device *device);

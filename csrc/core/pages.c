@@ -6,7 +6,8 @@
  * A page is looked for in this order: ready; new, while little is reserved beyond the live
  * peak; the longest idle whose stream has passed; idle after a wait, below the cap a short
  * one; that of graph pools that are over, after the whole device; new; pending blocks after a
- * wait. */
+ * wait; new, after others have given theirs back. New is what the caps, the ledger and the
+ * driver grant: a refusal of either leads to the next in the order. */
 #include "pages.h"
 
 #include <stdlib.h>
@@ -76,11 +77,14 @@ static bool ready_push(ta_device *d, ta_handle page)
 static ta_status release_page(ta_device *d, ta_handle page)
 {
     ta_status status = ta_call_release(d, page, d->page_bytes);
-    if (!status) ta_count_pages(d, -1, d->page_bytes);
-    return status;
+    if (status) return status;
+    ta_count_pages(d, -1, d->page_bytes);
+    ta_share_return(d, d->page_bytes);
+    return TA_OK;
 }
 
-/* Pages taken from idle places stay ours; those made for this request do not. */
+/* Pages taken from idle places stay ours; those made for this request do not, nor does what
+ * was charged for it. */
 static void put_down(ta_device *d, ta_hand *hand, bool keep_created)
 {
     while (hand->count) {
@@ -90,6 +94,13 @@ static void put_down(ta_device *d, ta_hand *hand, bool keep_created)
         if ((!release || release_page(d, page)) && !ready_push(d, page))
             release_page(d, page);
     }
+    /* Those that were ready to others during a wait. */
+    while (!keep_created && hand->created && d->ready.count) {
+        if (release_page(d, d->ready.pages[d->ready.count - 1])) break;
+        d->ready.count--;
+        hand->created--;
+    }
+    ta_share_settle(d);
 }
 
 void ta_pages_judge(ta_device *d)
@@ -181,6 +192,15 @@ uint64_t ta_reserved(ta_device *d)
     return bytes;
 }
 
+uint64_t ta_unused(ta_device *d)
+{
+    ta_spin_take(&d->counting);
+    uint64_t held = d->stats.reserved.current,
+             used = d->stats.active[TA_POOL_ALL].current;
+    ta_spin_drop(&d->counting);
+    return held > used ? held - used : 0;
+}
+
 static uint64_t live_peak(ta_device *d, uint64_t more)
 {
     ta_spin_take(&d->counting);
@@ -207,35 +227,94 @@ static ta_status make_page(ta_device *d, ta_hand *hand)
     ta_handle page;
     ta_status status = ta_call_create(d, d->page_bytes, &page);
     if (status) return status;
+    ta_share_spend(d, d->page_bytes);
     hand->pages[hand->count++] = page;
     hand->created++;
     ta_count_pages(d, 1, d->page_bytes);
     return TA_OK;
 }
 
-/* False where the pages cannot be had whatever is waited for: better known before everything
- * idle is torn down. */
-static bool possible(ta_device *d, size_t need, uint64_t *short_by)
+/* A page made. Where it must be charged first, as many are as will be wanted, `most` bytes at
+ * most; `pages` is dropped meanwhile, so that none may be made: then all is looked at again. */
+static ta_status grow(ta_device *d, ta_hand *hand, uint64_t most, ta_lack *lack)
 {
-    uint64_t limit = ta_limit_of(d, NULL), held = ta_reserved(d), have = d->ready.count;
-    uint64_t room = limit > held ? (limit - held) / d->page_bytes : 0, free_bytes, total;
-    const ta_driver *driver = d->allocator->driver;
-    if (need >= 256 &&
-        driver->mem_info(driver->self, d->ordinal, &free_bytes, &total) == TA_OK &&
-        free_bytes / d->page_bytes < room)
-        room = free_bytes / d->page_bytes;
+    if (ta_share_charged(d) < d->page_bytes) {
+        put_down(d, hand, true);
+        uint64_t want = hand->want * d->page_bytes;
+        ta_status status =
+            ta_share_charge(d, d->page_bytes, want < most ? want : most, lack);
+        if (status || ta_reserved(d) + d->page_bytes > ta_limit_of(d, NULL))
+            return status;
+    }
+    ta_status status = make_page(d, hand);
+    if (status == TA_OUT_OF_MEMORY) lack->refusal = (ta_refusal){0};
+    return status;
+}
+
+/* The process's own cap refuses. */
+static ta_status capped(ta_device *d, uint64_t bytes, ta_lack *lack)
+{
+    lack->bytes = bytes;
+    lack->refusal = (ta_refusal){.scope = TA_SCOPE_PROCESS,
+                                 .cap = ta_limit_of(d, NULL),
+                                 .ours = ta_reserved(d),
+                                 .short_by = bytes};
+    return TA_OUT_OF_MEMORY;
+}
+
+/* How many of `need` pages must be new, whatever is waited for. */
+static size_t must_make(ta_device *d, size_t need)
+{
+    size_t have = d->ready.count;
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_lock_take(&a->lock);
         have += (will_yield(a) ? a->idle : 0) + a->counts.pending_bytes / d->page_bytes +
                 2 * a->counts.pending_blocks;
         ta_lock_drop(&a->lock);
     }
-    if (have + room >= need) return true;
-    *short_by = (need - have - room) * d->page_bytes;
-    return false;
+    return need > have ? need - have : 0;
 }
 
-static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
+/* Pages that the driver can make; only asked where `need` is many, for the call costs as much
+ * as a few. */
+static size_t driver_room(ta_device *d, size_t need)
+{
+    uint64_t free_bytes, total;
+    const ta_driver *driver = d->allocator->driver;
+    if (need < 256 ||
+        driver->mem_info(driver->self, d->ordinal, &free_bytes, &total) != TA_OK)
+        return SIZE_MAX;
+    return free_bytes / d->page_bytes;
+}
+
+/* Where the pages cannot be had whatever is waited for, that is better known before everything
+ * idle is torn down. Those that must be new are charged. */
+static ta_status look_ahead(ta_device *d, size_t need, ta_lack *lack)
+{
+    for (size_t must; (must = must_make(d, need));) {
+        const uint64_t limit = ta_limit_of(d, NULL), held = ta_reserved(d);
+        const uint64_t room = limit > held ? (limit - held) / d->page_bytes : 0;
+        const uint64_t bytes = must * d->page_bytes;
+        if (must > room) return capped(d, bytes - room * d->page_bytes, lack);
+        ta_status status = TA_OUT_OF_MEMORY;
+        lack->bytes = bytes;
+        if (ta_share_charged(d) < bytes)
+            status = ta_share_charge(d, bytes, bytes, lack);
+        else {
+            const size_t driver_has = driver_room(d, need);
+            if (must <= driver_has) break;
+            lack->bytes -= driver_has * d->page_bytes;
+            lack->refusal = (ta_refusal){0};
+        }
+        if (status && status != TA_OUT_OF_MEMORY) return status;
+        if (!status || ta_share_await(d, bytes, lack)) continue;
+        if (lack->refusal.short_by) lack->bytes = lack->refusal.short_by;
+        return status;
+    }
+    return TA_OK;
+}
+
+static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes, ta_lack *lack)
 {
     const ta_config *config = &d->allocator->config;
     double slack = config->slack > 0 ? config->slack : SLACK;
@@ -247,9 +326,10 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
         }
         uint64_t held = ta_reserved(d), peak = live_peak(d, bytes);
         uint64_t limit = ta_limit_of(d, NULL), after = held + d->page_bytes;
-        bool may_grow = after > held && after <= limit && !refused;
-        if (may_grow && after <= allowed(d, slack, peak)) {
-            refused = make_page(d, hand);
+        uint64_t policy = allowed(d, slack, peak);
+        bool below = after > held && after <= limit, may_grow = below && !refused;
+        if (may_grow && after <= policy) {
+            refused = grow(d, hand, (policy < limit ? policy : limit) - held, lack);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
@@ -274,13 +354,17 @@ static ta_status gather(ta_device *d, ta_hand *hand, uint64_t bytes)
             (!may_grow || ta_streams_pass(d, most_us)))
             status = ta_device_wait(d);
         if (status == TA_NOT_READY && may_grow) {
-            refused = make_page(d, hand);
+            refused = grow(d, hand, d->page_bytes, lack);
             if (refused && refused != TA_OUT_OF_MEMORY) return refused;
             continue;
         }
         if (status == TA_NOT_READY) status = wait_pending(d, UINT64_MAX);
-        if (status == TA_NOT_READY) return TA_OUT_OF_MEMORY;
-        if (status) return status;
+        if (!status) continue;
+        if (status != TA_NOT_READY) return status;
+        uint64_t missing = (hand->want - d->ready.count) * d->page_bytes;
+        if (!below) return capped(d, missing, lack);
+        if (!ta_share_await(d, missing, lack)) return TA_OUT_OF_MEMORY;
+        refused = TA_OK;
     }
     return TA_OK;
 }
@@ -382,14 +466,18 @@ void ta_pages_mend(ta_device *d, ta_arena *arena)
 }
 
 ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_t need,
-                         uint64_t *short_by)
+                         ta_lack *lack)
 {
     ta_chunk *c = block->chunk;
-    *short_by = (uint64_t)need * d->page_bytes;
-    if (!possible(d, need, short_by)) return TA_OUT_OF_MEMORY;
+    ta_status status = look_ahead(d, need, lack);
+    if (status) {
+        ta_share_settle(d);
+        return status;
+    }
     ta_hand hand = {.pages = calloc(need, sizeof *hand.pages), .want = need};
     uint32_t *slots = calloc(need, sizeof *slots), n = 0;
-    ta_status status = TA_NO_HOST_MEMORY;
+    status = TA_NO_HOST_MEMORY;
+    lack->bytes = (uint64_t)need * d->page_bytes;
     if (hand.pages && slots) {
         uint32_t high = ta_slot_above(c, block->addr + block->size);
         ta_lock_take(
@@ -397,14 +485,16 @@ ta_status ta_pages_bring(ta_device *d, ta_arena *arena, ta_block *block, uint32_
         for (uint32_t i = ta_slot_below(c, block->addr); i < high; i++)
             if (!ta_chunk_has(c, i)) slots[n++] = i;
         ta_lock_drop(&arena->lock);
-        status = gather(d, &hand, block->size);
+        status = gather(d, &hand, block->size, lack);
         /* What is in hand or ready does not lack; others may have left some just now. */
         size_t had = hand.count + d->ready.count;
-        *short_by = (had < need ? need - had : 1) * d->page_bytes;
+        lack->bytes = (had < need ? need - had : 1) * d->page_bytes;
+        if (lack->refusal.short_by) lack->bytes = lack->refusal.short_by;
         if (!status) status = map_all(d, arena, block, slots, &hand);
         if (!status && hand.retried) ta_count_retry(d);
-        put_down(d, &hand, false);
+        if (!status) hand.created = 0;
     }
+    put_down(d, &hand, false);
     free(hand.pages);
     free(slots);
     return status;
@@ -473,7 +563,8 @@ static void give_up(ta_device *d, ta_chunk *c)
 {
     const ta_driver *driver = d->allocator->driver;
     if (d->plain) {
-        driver->plain_free(driver->self, d->ordinal, c->addr);
+        if (!driver->plain_free(driver->self, d->ordinal, c->addr))
+            ta_share_return(d, c->size);
         return;
     }
     unmap_all(d, c);

@@ -3,13 +3,13 @@
 #ifndef TA_PAGES_H
 #define TA_PAGES_H
 
-#include "types.h"
+#include "share.h"
 
 /* Brings the `need` pages that are missing under a held block and maps them. On failure
  * nothing has changed, but that idle pages may have moved to the ready ones; where even
  * undoing failed, the block is marked broken. */
 ta_status ta_pages_bring(ta_device *device, ta_arena *arena, ta_block *block,
-                         uint32_t need, uint64_t *short_by);
+                         uint32_t need, ta_lack *lack);
 /* Places that a failed call of the driver left half made become free where that works now.
  * Takes the arena's lock. */
 void ta_pages_mend(ta_device *device, ta_arena *arena);
@@ -30,6 +30,9 @@ void ta_addresses_trim(ta_device *device);
 void ta_pages_destroy(ta_device *device, bool reachable);
 /* Bytes of pages held. */
 uint64_t ta_reserved(ta_device *device);
+/* Of them, those with neither a live nor a pending block's byte on them. Takes no lock but
+ * `counting`. */
+uint64_t ta_unused(ta_device *device);
 /* The cap that holds. */
 uint64_t ta_limit_of(const ta_device *device, ta_limit_source *source);
 /* Idle memory of the arena may be taken away: no graph may replay on it. */

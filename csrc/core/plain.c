@@ -1,6 +1,7 @@
 /* plain.c - fallback where the driver has no virtual memory management.
  *
- * Called by alloc.c and pages.c with the device's `pages` held. A chunk is then one plain
+ * Called by alloc.c and pages.c with the device's `pages` held, which is dropped while the
+ * driver frees. A chunk is then one plain
  * allocation whose pages are all there, so nothing moves: best fit, epochs, pools and
  * counts work as ever, and what is given back is a chunk that is one hole. */
 #include "plain.h"
@@ -59,29 +60,41 @@ static ta_idle_chunk find(ta_device *d, bool passed)
     return best;
 }
 
-/* The chunk was seen idle; others may have taken it since: looked at again. */
+/* The chunk was seen idle; others may have taken it since: looked at again. All of it is held
+ * while the driver frees, which waits for the device: `pages` is dropped meanwhile. The bytes
+ * count until they are gone, so nobody takes the cap's room too early. */
 static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *released)
 {
     const ta_driver *driver = d->allocator->driver;
+    ta_arena *arena = idle->arena;
     ta_chunk *c = idle->chunk;
     uint64_t addr = c->addr, size = c->size;
-    ta_lock_take(&idle->arena->lock);
-    bool still = c->first->state == TA_FREE && c->first->hole->size == size &&
-                 newest_tick(c) <= idle->tick;
-    if (still) ta_arena_drop_chunk(idle->arena, c);
-    ta_lock_drop(&idle->arena->lock);
-    if (!still) return TA_OK;
-    ta_lookup_clear(d, c);
+    ta_block *held = NULL;
+    ta_lock_take(&arena->lock);
+    bool stocked = ta_arena_stock(arena);
+    if (stocked && c->first->state == TA_FREE && c->first->hole->size == size &&
+        newest_tick(c) <= idle->tick)
+        held = ta_arena_take(arena, c->first->hole, addr, size);
+    ta_lock_drop(&arena->lock);
+    if (!held) return stocked ? TA_OK : TA_NO_HOST_MEMORY;
+    ta_lookup_clear(d, c); /* before: another device may get the same addresses at once */
+    d->plain_frees++;
+    ta_lock_drop(&d->pages);
     ta_status status = driver->plain_free(driver->self, d->ordinal, addr);
-    if (status) {            /* the driver keeps it: so do we, as it was */
-        ta_lookup_set(d, c); /* has room: it was there; first, or a free would miss it */
-        ta_lock_take(&idle->arena->lock);
-        ta_arena_add_chunk(idle->arena, c, idle->tick); /* spares: those of the drop */
-        ta_lock_drop(&idle->arena->lock);
-        return status;
-    }
+    ta_lock_take(&d->pages);
+    d->plain_frees--;
+    pthread_cond_broadcast(&d->pool_idle);
+    /* The driver keeps it: so do we, as it was, but held where no host memory is left to find
+     * its blocks by. */
+    if (status && !ta_lookup_set(d, c)) return status;
+    ta_lock_take(&arena->lock);
+    ta_arena_give(arena, held, idle->tick); /* needs no spares: it frees a block */
+    if (!status) ta_arena_drop_chunk(arena, c);
+    ta_lock_drop(&arena->lock);
+    if (status) return status;
     ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
-    ta_count_mapped(idle->arena, -(int64_t)c->slots);
+    ta_count_mapped(arena, -(int64_t)c->slots);
+    ta_share_return(d, size);
     ta_chunk_retire(d, c);
     *released += size;
     return TA_OK;
@@ -98,38 +111,77 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t be
             continue;
         }
         if (wait) idle = find(d, false);
+        if (wait && d->plain_frees && (!idle.chunk || idle.tick >= before)) {
+            /* What others are giving back is about to be there: no reason to refuse. */
+            pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
+            continue;
+        }
         if (!idle.chunk || idle.tick >= before) break;
         status = ta_stream_wait(d, idle.arena->stream, idle.tick, TA_FOREVER_US);
     }
     return status;
 }
 
-ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *short_by)
+static ta_status capped(ta_device *d, uint64_t size, ta_lack *lack)
+{
+    lack->bytes = size;
+    lack->refusal = (ta_refusal){.scope = TA_SCOPE_PROCESS,
+                                 .cap = ta_limit_of(d, NULL),
+                                 .ours = ta_reserved(d),
+                                 .short_by = size};
+    return TA_OUT_OF_MEMORY;
+}
+
+static bool fits(ta_device *d, uint64_t size)
+{
+    uint64_t limit = ta_limit_of(d, NULL);
+    return size <= limit && ta_reserved(d) <= limit - size;
+}
+
+/* Within the cap and the ledger, and counted; what was charged is spent or given back. */
+static ta_status take(ta_device *d, uint64_t size, uint64_t *addr, ta_lack *lack)
 {
     const ta_driver *driver = d->allocator->driver;
-    uint64_t size = ta_round_up(bytes, d->page_bytes), addr, released = 0;
-    uint64_t limit = ta_limit_of(d, NULL);
-    if (!arena->small && size < LARGE_CHUNK && LARGE_CHUNK <= limit) size = LARGE_CHUNK;
-    *short_by = size;
+    ta_status status = TA_OK;
+    lack->bytes = size;
+    if (!fits(d, size)) return capped(d, size, lack);
+    if (ta_share_charged(d) < size) status = ta_share_charge(d, size, size, lack);
+    if (!status && !fits(d, size)) status = capped(d, size, lack); /* others grew */
+    if (!status) {
+        status = driver->plain_alloc(driver->self, d->ordinal, size, addr);
+        if (status) lack->refusal = (ta_refusal){0};
+    }
+    if (!status) {
+        ta_share_spend(d, size);
+        ta_count_pages(d, (int64_t)(size / d->page_bytes), d->page_bytes);
+    }
+    ta_share_settle(d);
+    return status;
+}
+
+ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, ta_lack *lack)
+{
+    const ta_driver *driver = d->allocator->driver;
+    const uint64_t least = ta_round_up(bytes, d->page_bytes);
+    uint64_t size = least, addr, released = 0;
+    if (!arena->small && size < LARGE_CHUNK && LARGE_CHUNK <= ta_limit_of(d, NULL))
+        size = LARGE_CHUNK;
     for (bool gave_back = false;; gave_back = true) {
-        uint64_t held = ta_reserved(d);
-        limit = ta_limit_of(d, NULL); /* it may have been lowered during a wait */
-        if (size > limit) return TA_OUT_OF_MEMORY;
-        ta_status status =
-            held <= limit - size
-                ? driver->plain_alloc(driver->self, d->ordinal, size, &addr)
-                : TA_OUT_OF_MEMORY;
+        /* The cap may have been lowered during a wait. */
+        const uint64_t limit = ta_limit_of(d, NULL);
+        if (size > limit) return capped(d, size, lack);
+        ta_status status = take(d, size, &addr, lack);
         if (!status) break;
         if (status != TA_OUT_OF_MEMORY) return status;
-        uint64_t least = ta_round_up(bytes, d->page_bytes);
-        if (gave_back && size == least) return TA_OUT_OF_MEMORY;
-        if (gave_back) {
-            size = *short_by = least;
-            continue;
+        if (gave_back && size > least)
+            size = least;
+        else if (gave_back) {
+            if (!ta_share_await(d, size, lack)) return status;
+        } else {
+            const uint64_t keep = ta_reserved(d) > limit - size ? limit - size : 0;
+            status = ta_pages_give_back(d, keep, true, &released);
+            if (status) return status;
         }
-        status = ta_pages_give_back(d, held > limit - size ? limit - size : 0, true,
-                                    &released);
-        if (status) return status;
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);
@@ -140,9 +192,10 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, uint64_t *
     if (!stocked) {
         if (c) ta_chunk_retire(d, c);
         driver->plain_free(driver->self, d->ordinal, addr);
+        ta_count_pages(d, -(int64_t)(size / d->page_bytes), d->page_bytes);
+        ta_share_return(d, size);
         return TA_NO_HOST_MEMORY;
     }
-    ta_count_pages(d, c->slots, d->page_bytes);
     ta_count_mapped(arena, c->slots);
     if (released) ta_count_retry(d);
     return TA_OK;

@@ -3,12 +3,11 @@
 #ifndef TA_PLAIN_H
 #define TA_PLAIN_H
 
-#include "types.h"
+#include "share.h"
 
 /* A range for the arena that holds a block of `bytes`, all of it backed. Within the cap;
- * idle ranges go first. TA_OUT_OF_MEMORY with *short_by where that is not enough. */
-ta_status ta_plain_add(ta_device *device, ta_arena *arena, uint64_t bytes,
-                       uint64_t *short_by);
+ * idle ranges go first. TA_OUT_OF_MEMORY with *lack where that is not enough. */
+ta_status ta_plain_add(ta_device *device, ta_arena *arena, uint64_t bytes, ta_lack *lack);
 /* Gives ranges back that hold no block until `keep` bytes are reserved; with `wait` also
  * those that streams still use, if they were left before tick `before`. */
 ta_status ta_plain_give_back(ta_device *device, uint64_t keep, bool wait, uint64_t before,

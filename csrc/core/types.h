@@ -29,6 +29,7 @@ typedef struct ta_arena ta_arena;
 typedef struct ta_device ta_device;
 typedef struct ta_stream_state ta_stream_state;
 typedef struct ta_pool ta_pool;
+typedef struct ta_share ta_share;
 
 /* A stream that `record_stream` named for a block. Passed when  stream->passed > tick,  the
  * tick of the block's free. */
@@ -214,9 +215,10 @@ struct ta_device {
     int ordinal;
     atomic_bool used;
     ta_lock pages;
-    pthread_cond_t pool_idle; /* a filter returned, or the device was waited for */
+    pthread_cond_t pool_idle; /* a filter, a plain free or a device wait is over */
     int device_waits;         /* under way: captures begin after them, they would break */
     bool plain;               /* no VMM: memory comes in whole ranges */
+    int plain_frees; /* under way with `pages` dropped; pool_idle tells their end */
     uint64_t total, page_bytes, address_bound, addresses;
     ta_arena *arenas;
     _Atomic(ta_arena_map *) map;
@@ -234,6 +236,7 @@ struct ta_device {
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
     uint64_t limits[TA_LIMIT_SOURCES];
+    ta_share *share; /* of a cap that processes share (share.c); NULL: none */
     ta_chunk *spare_chunks;
     ta_arena *spare_arenas;
     /* guarded by `counting` */
@@ -255,11 +258,11 @@ struct ta_allocator {
     ta_chunk **plain;            /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
     atomic_int observers;
+    /* Read under an arena's lock: after one is removed, all those are taken in turn. */
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
-    } observer
-        [TA_OBSERVERS];     /* read under an arena's lock; removed, then all are taken */
+    } observer[TA_OBSERVERS];
     ta_lock setup;          /* a device's first use */
     ta_stream_asked *asked; /* guarded by setup, with its context */
     void *asked_context;

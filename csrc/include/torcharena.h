@@ -12,7 +12,9 @@
  * Sizes are bytes. Devices are CUDA ordinals. A stream is a cudaStream_t; streams of other
  * devices are other streams even where the handle is the same. Every function is thread-safe
  * unless it says otherwise; none prints, takes the GIL, or ends the process. In a forked
- * child they do nothing and return TA_FORKED. */
+ * child they do nothing and return TA_FORKED, but for those that return no status: ta_limit
+ * gives TA_NO_LIMIT, ta_device_used and ta_check false, ta_is_forked true; the texts are as
+ * ever, and ta_free of NULL is TA_OK. */
 #ifndef TORCHARENA_H
 #define TORCHARENA_H
 
@@ -72,8 +74,29 @@ TA_API ta_status ta_allocator_create(const struct ta_driver *driver,
 /* Releases everything, blocks that are still live included. Not thread-safe: no other call
  * may be under way. */
 TA_API void ta_allocator_destroy(ta_allocator *allocator);
+/* This process was forked from the one whose memory the allocator manages. */
+TA_API bool ta_is_forked(const ta_allocator *allocator);
 
 /* --- memory ------------------------------------------------------------------------ */
+#define TA_SHARE_WHY 256 /* bytes of an error text */
+/* Whose bytes a cap counts. */
+typedef enum ta_scope {
+    TA_SCOPE_NONE = 0,    /* no cap refused: the device has no more */
+    TA_SCOPE_PROCESS = 1, /* the process's own cap */
+    TA_SCOPE_TENANT = 2,  /* that of all processes of one tenant on the GPU */
+    TA_SCOPE_DEVICE = 3,  /* that of all processes on the GPU */
+    TA_SCOPE_LEDGER = 4   /* the ledger cannot be used: `why` says it */
+} ta_scope;
+/* The cap that refused growth. For a tenant's and a device's: who else holds what of it. */
+typedef struct ta_refusal {
+    int scope; /* ta_scope */
+    int processes;
+    uint64_t cap, ours, others;
+    uint64_t unused;        /* of the others' bytes, by what they last said */
+    uint64_t short_by;      /* bytes that the cap lacks */
+    char why[TA_SHARE_WHY]; /* the ledger's own trouble, or the tenant's name */
+} ta_refusal;
+
 /* What was true when a request failed. */
 typedef struct ta_oom {
     ta_status status;
@@ -95,6 +118,7 @@ typedef struct ta_oom {
     uint64_t largest[8];  /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
     bool largest_pooled[8]; /* it belongs to a graph pool */
+    ta_refusal refusal;     /* the cap that the request failed at */
 } ta_oom;
 
 /* A block of `size` bytes, 512-aligned, for work on `stream`. Size 0 gives NULL. On failure
@@ -173,6 +197,71 @@ TA_API ta_status ta_set_limit(ta_allocator *allocator, int device, ta_limit_sour
                               uint64_t bytes);
 /* The limit that holds and whose it is. */
 TA_API uint64_t ta_limit(ta_allocator *allocator, int device, ta_limit_source *source);
+
+/* --- a cap shared by processes --------------------------------------------------------- */
+/* Processes on a GPU keep their sum under one cap by a ledger, a file `DIRECTORY/GPU.ledger`
+ * (docs/design/ledger.md): growth is charged there before the driver gives, and taken off
+ * after it took back. Who does not take part is not counted. */
+#define TA_SHARE_TEXT 64 /* bytes of a name, its 0 included; longer ones are cut */
+#define TA_SHARE_PATH 512
+typedef struct ta_share_caps {
+    uint64_t device; /* of all processes; TA_NO_LIMIT: none */
+    uint64_t tenant; /* of those of our tenant */
+    bool observe;    /* growth is counted, and never refused */
+} ta_share_caps;
+typedef struct ta_share_config {
+    const char *directory; /* root's or our own, and nobody else may write there */
+    const char *gpu; /* the UUID of the GPU or MIG instance, as the driver writes it */
+    const char *label, *tenant; /* tenant "": none */
+    bool claimed;               /* the tenant is what the process says of itself */
+    ta_share_caps caps;
+} ta_share_config;
+/* Growth on the device is charged from now on. The file is made where there is none, and
+ * judged; the process takes its place in it when it first grows, so that a child forked
+ * before that takes its own. TA_INVALID, and `why`: it is not to be trusted; the device holds
+ * memory already; other settings hold and are in use. *shared: other users may take part. */
+TA_API ta_status ta_share_open(ta_allocator *allocator, int device,
+                               const ta_share_config *config, bool *shared,
+                               char why[TA_SHARE_WHY]);
+/* Other caps, from the next growth on. What is over them is given back now as far as idle
+ * pages go, and other holders are asked for theirs. TA_INVALID where no share is open. */
+TA_API ta_status ta_share_set_caps(ta_allocator *allocator, int device,
+                                   const ta_share_caps *caps, uint64_t *released);
+/* Gives idle pages back if another process was refused since, and asked for them. So does
+ * every request that needs a page: this is for processes that make none. Cheap. */
+TA_API ta_status ta_share_heed(ta_allocator *allocator, int device, uint64_t *released);
+typedef struct ta_share_state {
+    bool open, joined; /* joined: has a slot in the file */
+    int slot;
+    uint64_t held; /* bytes charged: those of the pages held */
+    ta_share_caps caps;
+    char path[TA_SHARE_PATH], tenant[TA_SHARE_TEXT];
+    char problem[TA_SHARE_WHY]; /* why it cannot be used any more; then growth is refused,
+                                   or, where it only observes, goes on uncounted */
+} ta_share_state;
+TA_API ta_status ta_share_get(ta_allocator *allocator, int device, ta_share_state *state);
+
+typedef struct ta_share_row { /* a process's */
+    int slot;
+    bool alive; /* else its owner died: its bytes count until one who needs them looks */
+    uint64_t bytes;   /* charged */
+    uint64_t unused;  /* of them not in use, when it last grew or gave back */
+    uint64_t spilled; /* on the host */
+    uint64_t peak, refused;
+    uint64_t started_us; /* since 1970 */
+    int pid;             /* as its own pid namespace has it */
+    unsigned uid;
+    uint64_t limit; /* its own cap there, and whose that is */
+    int limit_source;
+    ta_share_caps caps; /* as it knows them */
+    bool claimed;
+    char label[TA_SHARE_TEXT], tenant[TA_SHARE_TEXT];
+} ta_share_row;
+/* What the ledger says, by reading alone: takes no lock and holds up nobody. At most
+ * `capacity` rows; *count is how many there are. A ledger that nobody made has none.
+ * TA_INVALID, and `why`: it is not to be trusted. */
+TA_API ta_status ta_share_read(const char *directory, const char *gpu, ta_share_row *rows,
+                               size_t capacity, size_t *count, char why[TA_SHARE_WHY]);
 
 /* --- numbers ------------------------------------------------------------------------- */
 typedef struct ta_gauge {

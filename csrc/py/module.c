@@ -37,6 +37,14 @@ static PyMethodDef methods[] = {
     SOME(trim, "trim(device=-1) -> int: bytes given back to the driver"),
     NONE(check, "check() -> str | None: the first invariant that does not hold"),
     SOME(mark, "mark(text): a mark for recordings and histories"),
+    /* ledger.c */
+    SOME(ledger_open, "ledger_open(device, directory, uuid, label, tenant, claimed, "
+                      "device_cap, tenant_cap, mode) -> dict"),
+    SOME(ledger_caps, "ledger_caps(device, device_cap, tenant_cap, mode) -> int: bytes "
+                      "given back"),
+    SOME(ledger_heed, "ledger_heed(device) -> int: bytes given back"),
+    SOME(ledger_state, "ledger_state(device) -> dict"),
+    SOME(ledger_read, "ledger_read(directory, uuid) -> list of dicts, one a process"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
     /* usage.c */

@@ -116,8 +116,7 @@ TA_EXPORT int cudaInitDevice(int device, unsigned device_flags, unsigned flags)
     (void)device_flags, (void)flags;
     ta_sc_context *context = ta_sc_context_of(device);
     if (!context) return ta_sc_note(TA_CU_BAD_DEVICE);
-    context->active = true;
-    return TA_CU_OK;
+    return ta_sc_note(ta_sc_activate(context));
 }
 TA_EXPORT int cudaSetValidDevices(int *devices, int count)
 {

@@ -14,13 +14,10 @@ typedef struct dim3 {
 } dim3;
 
 /* --- registration (before main) ----------------------------------------------------------- */
-static char registered; /* its address is every fat binary's handle */
+static char anything; /* its address stands for what nobody looks into */
 
-TA_EXPORT void **__cudaRegisterFatBinary(void *binary)
-{
-    (void)binary;
-    return (void **)(void *)&registered;
-}
+/* A fat binary's handle is its own address. */
+TA_EXPORT void **__cudaRegisterFatBinary(void *binary) { return binary; }
 TA_EXPORT void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 TA_EXPORT void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
 TA_EXPORT char __cudaInitModule(void **handle)
@@ -28,7 +25,11 @@ TA_EXPORT char __cudaInitModule(void **handle)
     (void)handle;
     return 1;
 }
-TA_EXPORT void __cudaRegisterFunction(void) {}
+/* Seven arguments more, of no use here. */
+TA_EXPORT void __cudaRegisterFunction(void **handle, const void *stub)
+{
+    ta_sc_kernel_add(stub, handle);
+}
 TA_EXPORT void __cudaRegisterVar(void) {}
 TA_EXPORT void __cudaRegisterManagedVar(void) {}
 TA_EXPORT void __cudaRegisterHostVar(void) {}
@@ -115,14 +116,15 @@ struct func_attributes {
 };
 TA_EXPORT int cudaFuncGetAttributes(struct func_attributes *a, const void *kernel)
 {
-    (void)kernel;
     const ta_sc_machine *m = ta_sc_machine_get();
+    int code, ptx;
     if (!m) NOTE(TA_CU_NOT_INITIALIZED);
-    int version = m->card.major * 10 + m->card.minor;
+    if (!ta_sc_kernel_versions(kernel, m->card.major * 10 + m->card.minor, &code, &ptx))
+        NOTE(TA_CU_NO_BINARY_FOR_GPU);
     *a = (struct func_attributes){.max_threads = 1024,
                                   .registers = 32,
-                                  .ptx_version = version,
-                                  .binary_version = version,
+                                  .ptx_version = ptx,
+                                  .binary_version = code,
                                   .max_dynamic_shared = 49152,
                                   .carveout = -1};
     return TA_CU_OK;
@@ -173,7 +175,7 @@ TA_EXPORT int cudaGetFuncBySymbol(void **function, const void *symbol)
 TA_EXPORT int cudaLibraryLoadData(void **library, const void *code)
 {
     (void)code;
-    *library = (void *)&registered;
+    *library = (void *)&anything;
     return TA_CU_OK;
 }
 TA_EXPORT int cudaLibraryUnload(void *library)
@@ -184,7 +186,7 @@ TA_EXPORT int cudaLibraryUnload(void *library)
 TA_EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name)
 {
     (void)library, (void)name;
-    *kernel = (void *)&registered;
+    *kernel = (void *)&anything;
     return TA_CU_OK;
 }
 TA_EXPORT int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value,

@@ -165,12 +165,22 @@ SETTER(cudnnSetCTCLossDescriptor)
 SETTER(cudnnSetCTCLossDescriptorEx)
 SETTER(cudnnSetCTCLossDescriptor_v8)
 SETTER(cudnnSetCTCLossDescriptor_v9)
-SETTER(cudnnRestoreDropoutDescriptor)
 
-/* Sets the random states, on the handle's stream. */
-TA_EXPORT int cudnnSetDropoutDescriptor(ta_sc_dnn *d, const ta_sc_handle *handle)
+TA_EXPORT int cudnnRestoreDropoutDescriptor(ta_sc_dnn *d, const ta_sc_handle *handle,
+                                            float dropout)
 {
-    return d ? of(ta_sc_handle_launch(handle)) : DNN_BAD;
+    (void)handle;
+    if (!d) return DNN_BAD;
+    d->dropout = dropout;
+    return DNN_OK;
+}
+/* Sets the random states, on the handle's stream. */
+TA_EXPORT int cudnnSetDropoutDescriptor(ta_sc_dnn *d, const ta_sc_handle *handle,
+                                        float dropout)
+{
+    if (!d) return DNN_BAD;
+    d->dropout = dropout;
+    return of(ta_sc_handle_launch(handle));
 }
 /* Philox states of every thread the device holds: 2 MiB for 132 SMs is what cuDNN 9 gives. */
 TA_EXPORT int cudnnDropoutGetStatesSize(const ta_sc_handle *handle, size_t *size)

@@ -20,6 +20,7 @@ typedef struct ta_sc_dnn {
     int size[DNN_DIMS], stride[DNN_DIMS];
     /* an RNN's */
     int cell, bias, directions, input, hidden, projected, layers;
+    float dropout; /* a dropout's, and an RNN's that has one */
     /* a sequence batch's */
     int steps, batch, vector;
 } ta_sc_dnn;

@@ -38,7 +38,8 @@ static size_t biases(const ta_sc_dnn *r)
 TA_EXPORT int cudnnSetRNNDescriptor_v8(ta_sc_dnn *r, int algorithm, int cell, int bias,
                                        int direction, int input_mode, int type,
                                        int math_type, int math, int32_t input_size,
-                                       int32_t hidden, int32_t projected, int32_t layers)
+                                       int32_t hidden, int32_t projected, int32_t layers,
+                                       const ta_sc_dnn *dropout)
 {
     (void)algorithm, (void)input_mode, (void)math_type, (void)math;
     if (!r) return DNN_BAD;
@@ -50,6 +51,7 @@ TA_EXPORT int cudnnSetRNNDescriptor_v8(ta_sc_dnn *r, int algorithm, int cell, in
     r->hidden = hidden;
     r->projected = projected;
     r->layers = layers;
+    r->dropout = dropout ? dropout->dropout : 0;
     return DNN_OK;
 }
 TA_EXPORT int cudnnSetRNNDataDescriptor(ta_sc_dnn *d, int type, int layout, int steps,
@@ -126,7 +128,8 @@ TA_EXPORT int cudnnGetRNNWeightParams(const void *handle, const ta_sc_dnn *r,
  * there are two: the reserve of training is every layer's gates, cell and output but the
  * last one's output; it came out exact for all. The workspace holds the products of all
  * steps' gates, the packed weights, some states and 8 MiB a layer; it came out exact for
- * LSTM and GRU. */
+ * LSTM and GRU. With dropout there is a mask of a bit a number between layers, for every pair
+ * of directions, in the reserve, and in the workspace the numbers that were dropped from. */
 TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r,
                                         int training, const ta_sc_dnn *x,
                                         size_t *workspace, size_t *reserve)
@@ -142,8 +145,12 @@ TA_EXPORT int cudnnGetRNNTempSpaceSizes(const void *handle, const ta_sc_dnn *r,
     for (int p = 0; p < r->layers * r->directions; p++) work += matrices(r, p) * width;
     if (directions == 2) work += 4 * unit + 4 * layers * state;
     if (projects(r)) work += unit;
+    if (r->dropout > 0 && n > 1 && directions == 1) work += (unit + 31) & ~(size_t)31;
     size_t whole = directions * (kept * layers - 1) * unit;
     if (projects(r)) whole += directions * layers * (unit + unit / hidden * output(r));
+    size_t bits = (size_t)x->steps * (size_t)x->batch * output(r);
+    if (r->dropout > 0)
+        whole += (layers - 1) * directions * directions * ((bits + 127) / 128 * 16);
     if (workspace) {
         *workspace = work + 256;
         ta_sc_workspace(TA_SC_MEASURED, *workspace);

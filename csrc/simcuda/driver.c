@@ -105,7 +105,8 @@ TA_EXPORT int cuDevicePrimaryCtxRetain(ta_sc_context **context, int device)
 {
     *context = ta_sc_context_of(device);
     if (!*context) return ta_sc_machine_get() ? TA_CU_BAD_DEVICE : TA_CU_NOT_INITIALIZED;
-    (*context)->active = true;
+    int result = ta_sc_activate(*context);
+    if (result != TA_CU_OK) return result;
     __atomic_add_fetch(&(*context)->retained, 1, __ATOMIC_RELAXED);
     return TA_CU_OK;
 }

@@ -185,11 +185,19 @@ int ta_sc_device(void)
     return context ? context->device : 0;
 }
 
+int ta_sc_activate(ta_sc_context *context)
+{
+    if (__atomic_load_n(&context->active, __ATOMIC_ACQUIRE)) return TA_CU_OK;
+    ta_status status = ta_sim_settle(machine.sim, context->device); /* charges it */
+    if (status == TA_OK) __atomic_store_n(&context->active, true, __ATOMIC_RELEASE);
+    return ta_sc_status(status);
+}
+
 void ta_sc_use(int device)
 {
     ta_sc_context *context = ta_sc_context_of(device);
     if (!context) return;
-    context->active = true;
+    ta_sc_activate(context);
     if (!depth) stack[depth++] = context;
 }
 
@@ -197,8 +205,8 @@ int ta_sc_set_device(int device)
 {
     ta_sc_context *context = ta_sc_context_of(device);
     if (!context) return ta_sc_machine_get() ? TA_CU_BAD_DEVICE : TA_CU_NOT_INITIALIZED;
-    context->active = true;
-    return ta_sc_set_current(context);
+    int result = ta_sc_activate(context);
+    return result == TA_CU_OK ? ta_sc_set_current(context) : result;
 }
 
 void ta_sc_report(const char *function)

@@ -26,6 +26,7 @@ enum { /* results, shared by runtime and driver */
        TA_CU_NO_DEVICE = 100,
        TA_CU_BAD_DEVICE = 101,
        TA_CU_BAD_CONTEXT = 201,
+       TA_CU_NO_BINARY_FOR_GPU = 209,
        TA_CU_NO_PEER = 217,
        TA_CU_BAD_HANDLE = 400,
        TA_CU_NOT_FOUND = 500,
@@ -84,6 +85,8 @@ ta_sc_context *ta_sc_current(void); /* NULL: none */
 int ta_sc_set_current(ta_sc_context *context);
 int ta_sc_push(ta_sc_context *context);
 int ta_sc_pop(ta_sc_context **context);
+/* The primary context lives from now on; its memory is taken once. */
+int ta_sc_activate(ta_sc_context *context);
 /* The device of the current context; 0 where there is none. */
 int ta_sc_device(void);
 int ta_sc_set_device(int device);
@@ -187,6 +190,11 @@ int ta_sc_attribute(int *value, int attribute, int device);
 void ta_sc_uuid(int device, unsigned char uuid[16]);
 /* Blocks of a kernel that fit on an SM, registers left out of account. */
 int ta_sc_occupancy(int *blocks, int block_size, size_t shared);
+/* fatbin.c: a kernel is of the fat binary `from`, under the address of its stub. */
+void ta_sc_kernel_add(const void *stub, const void *from);
+/* The architectures (86) of the machine code and of the PTX that a card of `card` would run;
+ * false: the library has neither. A kernel never registered counts as compiled for the card. */
+bool ta_sc_kernel_versions(const void *stub, int card, int *code, int *ptx);
 
 /* --- stand-ins for handles ------------------------------------------------------------ */
 /* What every library's handle points to: cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuFFT. */

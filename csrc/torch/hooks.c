@@ -11,12 +11,16 @@
 
 #define OOM_TEXT 4096
 
+#define NO_DEVICE (-1) /* it is not known which */
+
 static void refuse(const char *what, int device, ta_status status)
 {
     char text[512];
+    char place[24] = "";
     int code = ta_cuda_last_error();
-    int length = snprintf(text, sizeof text, "torcharena: %s on GPU %d failed: %s", what,
-                          device, ta_status_text(status));
+    if (device != NO_DEVICE) snprintf(place, sizeof place, " on GPU %d", device);
+    int length = snprintf(text, sizeof text, "torcharena: %s%s failed: %s", what, place,
+                          ta_status_text(status));
     if (status == TA_DRIVER && code != 0 && length > 0 && (size_t)length < sizeof text)
         snprintf(text + length, sizeof text - (size_t)length, " (CUDA error %d)", code);
     ta_throw_error(text);
@@ -122,5 +126,5 @@ void ta_torch_record_stream(void *ptr, ta_stream stream)
     /* Memory of others is none of ours; for the rest, silence would be a race. */
     if (status != TA_OK && status != TA_INVALID && status != TA_FORKED &&
         status != TA_GONE)
-        refuse("record_stream", -1, status);
+        refuse("record_stream", NO_DEVICE, status);
 }

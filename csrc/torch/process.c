@@ -21,18 +21,10 @@ ta_allocator *ta_process_allocator(void)
     return atomic_load_explicit(&current, memory_order_acquire);
 }
 
-/* An observer that is never added: asking to remove it only tells whether the allocator
- * takes this process for a child of its own. */
-static void nobody(void *context, const ta_event_info *event)
-{
-    (void)context;
-    (void)event;
-}
-
 bool ta_process_forked(void)
 {
     ta_allocator *allocator = ta_process_allocator();
-    return allocator != NULL && ta_remove_observer(allocator, nobody, NULL) == TA_FORKED;
+    return allocator != NULL && ta_is_forked(allocator);
 }
 
 ta_status ta_process_create(const ta_config *config)

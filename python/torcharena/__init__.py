@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .caps import device_memory, limit, set_limit
 from .installing import enable
+from .limits_table import Limit, Limits, limits
 from .phases import phase
 from .recording import Recording, mark, record
 from .state import enabled
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Limit",
+    "Limits",
     "Recording",
     "Report",
     "Timeline",
@@ -44,6 +47,7 @@ __all__ = [
     "held_by_exceptions",
     "is_rehearsal",
     "limit",
+    "limits",
     "mark",
     "memory_stats",
     "memory_summary",

@@ -41,11 +41,11 @@ def load() -> None:
 
 def _say_refused(reason: str) -> None:
     """At exit, after any traceback: why the arena that was asked for is not there."""
-    from .loading import speaks_for_node
+    from .loading import say_refused
     from .state import enabled
 
-    if speaks_for_node() and not enabled():
-        print(f"torcharena: not enabled: {reason}", file=sys.stderr)
+    if not enabled():
+        say_refused(reason)
 
 
 def _say_unused() -> None:

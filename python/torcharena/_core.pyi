@@ -68,6 +68,45 @@ class Stats(TypedDict):
     mapped: Kinds
     holes: tuple[int, int, int]  # free pieces: all, small, large
 
+Mode = Literal["observe", "enforce"]
+
+class Ledger(TypedDict):
+    path: str
+    shared: bool
+    """Other users may take part."""
+
+class LedgerState(TypedDict):
+    open: bool
+    path: str
+    mode: Literal["off", "observe", "enforce"]
+    claimed_slot: int | None
+    held: int
+    device_cap: int | None
+    tenant_cap: int | None
+    tenant: str
+    problem: str
+
+class LedgerRow(TypedDict):
+    slot: int
+    alive: bool
+    """Else its owner died: the bytes count until one who needs them looks."""
+    bytes: int
+    unused: int
+    spilled: int
+    peak: int
+    refused: int
+    started: float
+    pid: int
+    uid: int
+    label: str
+    tenant: str
+    claimed: bool
+    mode: Mode
+    limit: int | None
+    limit_source: Source
+    device_cap: int | None
+    tenant_cap: int | None
+
 class Block(TypedDict):
     address: int
     size: int
@@ -192,6 +231,36 @@ def trim(device: int = -1, /) -> int:
 
 def check() -> str | None:
     """The first invariant that does not hold, both sides; None: all hold."""
+
+def ledger_open(
+    device: int,
+    directory: str,
+    uuid: str,
+    label: str,
+    tenant: str,
+    claimed: bool,
+    device_cap: int | None,
+    tenant_cap: int | None,
+    mode: Mode,
+    /,
+) -> Ledger:
+    """Charges the device's growth to `directory/UUID.ledger`, made where there is none. The
+    process takes its slot there when it first grows. Raises where the file is not to be
+    trusted, and where the device holds memory already."""
+
+def ledger_caps(
+    device: int, device_cap: int | None, tenant_cap: int | None, mode: Mode, /
+) -> int:
+    """Other caps from the next growth on. Bytes given back, as far as idle memory goes,
+    because more was held than they allow; other holders are asked for theirs."""
+
+def ledger_heed(device: int, /) -> int:
+    """Bytes given back because another process was refused and asked for them."""
+
+def ledger_state(device: int, /) -> LedgerState: ...
+def ledger_read(directory: str, uuid: str, /) -> list[LedgerRow]:
+    """One a process, by slot; takes no lock. Empty where there is no file; raises where it
+    is not to be trusted."""
 
 def snapshot(device: int = -1, /) -> list[Segment]: ...
 

@@ -88,22 +88,22 @@ def _totals() -> list[int] | None:
 def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) -> None:
     """One source's cap. A share of a device waits until the device can be asked."""
     library = keeper()
-    if device is None:
-        state.current.shares = {
-            k: v for k, v in state.current.shares.items() if k[0] != source
-        }
-    else:
-        state.current.shares.pop((source, device), None)
+    totals = _totals()
+    waits = size is not None and size.bytes is None and totals is None
     if size is None or size.bytes is not None:
         wanted = None if size is None else size.bytes
         _apply(library, source, -1 if device is None else device, wanted, strict)
-        return
-    totals = _totals()
-    if totals is None:
-        state.current.shares[source, device] = size
-        return
-    for index in range(len(totals)) if device is None else [device]:
-        _apply(library, source, index, size.resolve(totals[index]), strict)
+    elif totals is not None:
+        for index in range(len(totals)) if device is None else [device]:
+            _apply(library, source, index, size.resolve(totals[index]), strict)
+    now = state.current
+    if device is None:
+        now.shares = {k: v for k, v in now.shares.items() if k[0] != source}
+        now.given = {k: v for k, v in now.given.items() if k[0] != source}
+    now.shares.pop((source, device), None)
+    now.given[source, device] = size
+    if waits and size is not None:
+        now.shares[source, device] = size
 
 
 def _apply(
@@ -113,20 +113,32 @@ def _apply(
     shown = range(len(_totals() or [0])) if device < 0 else [device]
     before = {index: library.limit(index) for index in shown}
     if strict:  # known before anything changes
-        for holds, holder in before.values():
-            if holder != source and _clamps(holds, wanted):
-                raise RuntimeError(_clamped(holds, holder, wanted))
+        for index in shown:
+            if text := _lower(index, source, wanted):
+                raise RuntimeError(text)
     library.set_limit(device, source, wanted)
     for index in shown:
-        holds, holder = library.limit(index)
-        if holder == source or not _clamps(holds, wanted):
+        text = _lower(index, source, wanted)
+        if text is None:
             continue
         if strict:  # ours held before, and hid the other's
             for back in shown:
                 library.set_limit(back, source, before[back][0])
-            raise RuntimeError(_clamped(holds, holder, wanted))
-        warn(_clamped(holds, holder, wanted), stacklevel=5)
+            raise RuntimeError(text)
+        warn(text, stacklevel=0)
         return
+
+
+def _lower(index: int, source: str, wanted: int | None) -> str | None:
+    """What to say where others' caps are lower than what a source asks for: the least of
+    them, over the process or over several."""
+    holds, holder = keeper().limit(index)
+    found = [] if holds is None or holder == source else [(holds, _named(holder, index))]
+    if state.current.admin is not None:
+        found += state.current.admin.shared(index)
+    if not found or not _clamps(min(found)[0], wanted):
+        return None
+    return _clamped(*min(found), wanted)
 
 
 def _clamps(holds: int | None, wanted: int | None) -> bool:
@@ -137,15 +149,38 @@ def _clamped(holds: int, holder: str, wanted: int | None) -> str:
     asked = "no cap" if wanted is None else f"a cap of {sizes.format_size(wanted)}"
     return (
         f"torcharena: {asked} was asked for; the one of {sizes.format_size(holds)} from "
-        f"{SOURCES.get(holder, holder)} is lower and holds"
+        f"{holder} is lower and holds"
     )
+
+
+def _named(source: str, device: int) -> str:
+    """Whose cap it is: of the administrator's, the file and the line."""
+    if source == "admin" and state.current.admin is not None:
+        return str(state.current.admin.where(device))
+    return SOURCES.get(source, source)
 
 
 def put_waiting() -> None:
     """CUDA is up: caps that are shares of a device take their size."""
-    waiting, state.current.shares = state.current.shares, {}
-    for (source, device), size in waiting.items():
+    for (source, device), size in list(state.current.shares.items()):
         put(source, device, size, state.current.strict)
+
+
+def check_given() -> None:
+    """The administrator's caps of each device are known now: says where one is lower than
+    what was asked for. Raises RuntimeError where the settings are strict."""
+    totals = _totals() or []
+    for (source, device), size in state.current.given.items():
+        if size is None:
+            continue
+        for index in range(len(totals)) if device is None else [device]:
+            text = _lower(index, source, size.resolve(totals[index]))
+            if text is None:
+                continue
+            if state.current.strict:
+                raise RuntimeError(text)
+            warn(text, stacklevel=0)
+            break
 
 
 def announcement() -> str:
@@ -154,12 +189,15 @@ def announcement() -> str:
 
     bytes_, source = keeper().limit(device_index(None))
     page = sizes.format_size(state.current.page or state.DEFAULT_PAGE)
+    admin = state.current.admin
+    held = admin.shared(device_index(None)) if admin else []
+    shared = "".join(f"; {sizes.format_size(size)} by {where}" for size, where in held)
     if bytes_ is None:
-        return f"no cap, pages of {page}"
+        return f"no cap, pages of {page}{shared}"
     name = torch.cuda.get_device_name(device_index(None))
     total = sizes.format_size((_totals() or [0])[0])
     return (
         f"cap {sizes.format_size(bytes_)}, the CUDA context's "
         f"{_CONTEXT} on top "
-        f"(from {SOURCES.get(source, source)}; {name}, {total})"
+        f"(from {_named(source, device_index(None))}; {name}, {total}){shared}"
     )

@@ -1,4 +1,4 @@
-"""The command line: run, doctor, replay, rehearse, demo.
+"""The command line: run, doctor, top, limits, metrics, replay, rehearse, demo.
 
 What a command prints as JSON is the last line of standard output, one object. Exit codes:
 0 done; 1 the command's own answer is no; 2 the command line makes no sense. `run` ends with
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__, report_command, settings, sizes
+from . import __version__, report_command, settings, sizes, top_command
 
 __all__ = ["main"]
 
@@ -23,6 +23,8 @@ a memory allocator for PyTorch on NVIDIA GPUs
 
   torcharena run --limit 16GiB train.py --epochs 3   an unmodified script on the arena
   torcharena doctor                                  what this machine supports
+  torcharena top                                     who holds what of each GPU
+  torcharena limits                                  which caps hold here
   torcharena demo                                    see it beside torch's own allocators
   torcharena replay x.trace.xz --limit-ratio 1.02    a recorded trace, with no GPU
   torcharena rehearse --gpu 16GiB train.py           will it fit? with no GPU
@@ -93,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine supports")
     doctor.add_argument("--json", action="store_true", help="one object")
     doctor.set_defaults(command=_doctor)
+
+    top_command.add_parsers(commands)
 
     replay = commands.add_parser("replay", help="replay recorded traces, with no GPU")
     replay.add_argument(

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import __version__, settings
+from . import __version__, limits_admin, settings
 from .loading import core
 from .sizes import format_size
 from .state import DEFAULT_PAGE
@@ -80,6 +80,7 @@ def examine() -> Report:
     if library is not None:
         _devices(report, library)
     _environment(report)
+    _limits(report)
     _rehearsal(report)
     return report
 
@@ -155,6 +156,28 @@ def _torch(report: Report, library: Any) -> None:
         report.add("torch's hooks", "good", f"all {len(SETTERS)} there")
     if library is not None:
         _status(report, library.torch_status())
+
+
+def _limits(report: Report) -> None:
+    """The administrator's file, and where processes count together."""
+    what = "limits"
+    try:
+        admin = limits_admin.begin(_settings())
+    except RuntimeError as error:
+        report.add(what, "bad", str(error))
+        return
+    report.facts["limits"] = {"mode": admin.mode, "ledger": admin.place.path}
+    counted = f"counted in {admin.place.path}" if admin.place.path else "not counted: "
+    counted += "" if admin.place.path else admin.place.why
+    if admin.problem:
+        report.add(what, "note", f"{admin.problem}; nothing of it holds")
+    elif admin.file is not None:
+        text = (
+            f"{admin.file.path} says {admin.mode}; tenant {admin.tenant.name}, {counted}"
+        )
+        report.add(what, "good", text)
+    else:
+        report.add(what, "good", f"no administrator's file; {counted}")
 
 
 def _rehearsal(report: Report) -> None:

@@ -17,8 +17,8 @@ import signal
 import warnings
 from typing import Any
 
-from . import caps, conf, settings, sizes, state
-from .loading import core, log, pass_on, show_log, speaks_for_node, warn
+from . import caps, conf, limits_admin, limits_live, settings, sizes, state
+from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node, warn
 from .state import SizeLike, cuda_is_initialized, enabled
 
 __all__ = ["SETTERS", "enable", "enable_from_environment"]
@@ -102,6 +102,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     if asked is not None:
         _refuse_unfit(_probed(library), bool(merged["fallback"]))
     allocator = _allocator(torch, library)
+    admin = limits_admin.begin(merged)
     wanted = state.State(
         allocator=allocator,
         fallback=bool(merged["fallback"]),
@@ -110,9 +111,11 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         strict=bool(merged["strict"]),
         asked=asked,
         waiting=state.Waiting(int(merged["page"])),
+        admin=admin,
     )
     before, state.current = state.current, wanted
     try:
+        admin.before_cuda(caps.keeper())
         _put("environment", environment.get("limit"))
         if asked is not None:
             _put("api", asked["limit"])
@@ -301,7 +304,13 @@ def _cuda_is_up() -> None:
             library.create(now.fallback, now.page, now.slack)
             now.waiting.hand_over(library)
         now.creator, now.cuda_is_up = os.getpid(), True
+        try:
+            limits_live.hold(library)
+        except RuntimeError as error:
+            atexit.register(say_refused, str(error))  # torch's own error buries it
+            raise
         caps.put_waiting()
+        caps.check_given()
         first, now.announced = not now.announced, True
     if first and speaks_for_node():
         log.info("%s", caps.announcement())

@@ -8,10 +8,20 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 import warnings
 from types import ModuleType
 
-__all__ = ["core", "loaded", "log", "pass_on", "show_log", "speaks_for_node", "warn"]
+__all__ = [
+    "core",
+    "loaded",
+    "log",
+    "pass_on",
+    "say_refused",
+    "show_log",
+    "speaks_for_node",
+    "warn",
+]
 
 log = logging.getLogger("torcharena")
 
@@ -78,12 +88,29 @@ _said: set[str] = set()
 
 
 def warn(text: str, *, once: bool = True, stacklevel: int = 3) -> None:
-    """A warning for the user: once a process and, of several ranks, by the first."""
+    """A warning for the user: once a process and, of several ranks, by the first. It points
+    to the caller that ``stacklevel`` says, 0: to the first line outside of this package."""
     if once and text in _said:
         return
     _said.add(text)
     if speaks_for_node():
-        warnings.warn(text, UserWarning, stacklevel=stacklevel)
+        warnings.warn(text, UserWarning, stacklevel=stacklevel or _outside())
+
+
+def _outside() -> int:
+    """The stack level, for `warn`, of the first line outside of this package."""
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("torcharena."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def say_refused(reason: str) -> None:
+    """At exit, after any traceback: why there is no arena though it was asked for; once."""
+    text = f"torcharena: not enabled: {reason}"
+    if speaks_for_node() and text not in _said:
+        _said.add(text)
+        print(text, file=sys.stderr)
 
 
 def pass_on() -> None:

@@ -111,6 +111,22 @@ def _path(text: str, name: str) -> str:
     return text
 
 
+def _label(text: str, name: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"{name}={text!r}: no name (accepted: a short text on one line)")
+    return text.strip()
+
+
+def _ledger(text: str, name: str) -> str:
+    if text.strip().lower() == "none":
+        return "none"
+    if not text.startswith("/"):
+        raise ValueError(
+            f"{name}={text!r}: no directory's whole path (accepted: /a/directory, none)"
+        )
+    return text
+
+
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -177,6 +193,23 @@ SETTINGS = (
         _slack,
         "reserved over live peak at which idle pages are reused before new ones are made, "
         "1.0 or more",
+    ),
+    Setting(
+        "label",
+        "TORCHARENA_LABEL",
+        None,
+        "the program's name",
+        _label,
+        "what `torcharena top` calls this process",
+    ),
+    Setting(
+        "ledger",
+        "TORCHARENA_LEDGER",
+        None,
+        "/run/torcharena, else your own",
+        _ledger,
+        "the directory where processes on a GPU count together; none: not counted. An "
+        "administrator's file goes before it",
     ),
     Setting(
         "log",

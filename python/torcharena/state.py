@@ -77,6 +77,9 @@ class State:
     waiting: Waiting = field(default_factory=Waiting)
     # Caps that are shares of a device, by source and device (None: all), until it is there.
     shares: dict[tuple[str, int | None], sizes.Size] = field(default_factory=dict)
+    # Every source's cap as it was put, the same keys.
+    given: dict[tuple[str, int | None], sizes.Size | None] = field(default_factory=dict)
+    admin: Any = None  # a limits_admin.Admin
     cuda_is_up: bool = False  # torch says so itself only when the queued calls are done
     announced: bool = False
 

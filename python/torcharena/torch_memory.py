@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import conf, torch_snapshot, torch_stats
+from . import conf, limits_table, torch_snapshot, torch_stats
 from .loading import core, pass_on, warn
 
 __all__ = ["install", "mem_get_info", "replaced"]
@@ -71,12 +71,12 @@ def _reset_accumulated(device: int) -> None:
 def mem_get_info(device: int) -> tuple[int, int]:
     """(bytes that can still be had, bytes in all): under a cap, of the cap."""
     library = core()
-    free, total = library.device_memory(_device(device))
-    cap, _ = library.limit(device)
-    if cap is None:
+    device = _device(device)
+    free, total = library.device_memory(device)
+    caps = limits_table.room(device)
+    if not caps:
         return free, total
-    headroom = max(cap - library.stats(device)["reserved"][0], 0)
-    return min(headroom, free), min(cap, total)
+    return min([free, *(left for left, _ in caps)]), min(total, *(cap for _, cap in caps))
 
 
 def _set_fraction(fraction: float, device: int) -> None:

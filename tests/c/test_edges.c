@@ -30,7 +30,7 @@ static int child_is_told(ta_allocator *a)
     if (child == 0) {
         alarm(10); /* a hang ends as a signal */
         ta_status status = ta_set_stream_life(a, NULL, NULL); /* takes `setup` */
-        _exit(status == TA_FORKED ? 0 : 100 + (int)status);
+        _exit(status != TA_FORKED ? 100 + (int)status : ta_is_forked(a) ? 0 : 99);
     }
     int code = -1;
     if (child < 0 || waitpid(child, &code, 0) != child) return -1;
@@ -111,6 +111,7 @@ TEST(fork_after_a_look_at_the_memory)
     CHECK_EQ(ta_device_memory(w.allocator, 0, &free_bytes, &total), TA_OK);
     CHECK_EQ(child_is_told(w.allocator), 0);
     CHECK(!ta_device_used(w.allocator, 0));
+    CHECK(!ta_is_forked(w.allocator));
     world_close(&w);
 }
 

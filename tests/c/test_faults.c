@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "ledger_people.h"
 #include "world.h"
 
 enum { SLOTS = 12 };
@@ -23,7 +24,8 @@ typedef struct scenario {
     int refusals;                /* of them, those that were refused */
 } scenario;
 
-static bool plain;                                    /* a machine without VMM */
+static bool plain;  /* a machine without VMM */
+static bool shared; /* growth is charged to a ledger, under a cap that it reaches */
 static ta_stream_life streams_are = TA_STREAM_EXISTS; /* all but the default ones */
 static ta_stream_life streams_live(void *context, int device, ta_stream stream)
 {
@@ -44,6 +46,9 @@ static void settled(scenario *s)
         CHECK_EQ(stats.allocations[TA_POOL_ALL].current, s->blocks[d]);
         CHECK_EQ(stats.reserved.current, ta_sim_used(s->w.sim, d, false));
         CHECK_EQ(stats.pages.current * stats.page_bytes, stats.reserved.current);
+        ta_share_state share;
+        CHECK_EQ(ta_share_get(s->w.allocator, d, &share), TA_OK);
+        if (share.open) CHECK_EQ(share.held, stats.reserved.current);
     }
     for (int i = 0; i < SLOTS; i++)
         if (s->slot[i].at && !world_kept(&s->slot[i]))
@@ -115,6 +120,14 @@ static void put(scenario *s, int slot)
     settled(s);
 }
 
+/* The process's own, or the one of all processes. */
+static ta_status cap(ta_allocator *a, uint64_t bytes)
+{
+    const ta_share_caps caps = {bytes, TA_NO_LIMIT, false};
+    return shared ? ta_share_set_caps(a, 0, &caps, NULL)
+                  : ta_set_limit(a, 0, TA_LIMIT_API, bytes);
+}
+
 static void play(scenario *s)
 {
     world *w = &s->w;
@@ -132,14 +145,14 @@ static void play(scenario *s)
     put(s, 0);
     get(s, 3, 12 * MiB, 0, 2);
     /* At a cap: idle pages move, and are waited for. */
-    UNDER_TEST(s, ta_set_limit(a, 0, TA_LIMIT_API, (plain ? 100 : 36) * MiB));
+    UNDER_TEST(s, cap(a, (plain ? 100 : 36) * MiB));
     get(s, 4, 9 * MiB, 0, 1);
     put(s, 3);
     get(s, 5, 11 * MiB, 0, 1);
     put(s, 2);
     put(s, 4);
     get(s, 6, 15 * MiB, 0, 2);
-    UNDER_TEST(s, ta_set_limit(a, 0, TA_LIMIT_API, TA_NO_LIMIT));
+    UNDER_TEST(s, cap(a, TA_NO_LIMIT));
     /* A second device: what exists on the first becomes reachable from it. */
     get(s, 7, 8 * MiB, 1, 1);
     get(s, 8, 3 * MiB, 0, 1);
@@ -167,6 +180,15 @@ static void begin(scenario *s)
     ta_config policy = {.fallback = plain};
     world_open_with(&s->w, &config, 4, &policy);
     CHECK_EQ(ta_set_stream_life(s->w.allocator, streams_live, NULL), TA_OK);
+    for (int d = 0; shared && d < 2; d++) {
+        bool others;
+        ta_share_config share = {.directory = directory,
+                                 .gpu = d ? "GPU-1" : GPU,
+                                 .label = "",
+                                 .tenant = "",
+                                 .caps = {(plain ? 160 : 64) * MiB, TA_NO_LIMIT, false}};
+        CHECK_EQ(ta_share_open(s->w.allocator, d, &share, &others, why), TA_OK);
+    }
 }
 
 /* A hang ends here, and says where it was. */
@@ -286,6 +308,37 @@ static void walk_others(ta_stream_life life, bool without_vmm)
 TEST(every_call_with_streams_that_last) { walk_others(TA_STREAM_LASTS, false); }
 TEST(every_call_with_streams_of_others) { walk_others(TA_STREAM_STRANGE, false); }
 TEST(every_call_without_vmm) { walk_others(TA_STREAM_LASTS, true); }
+
+/* Growth is charged to a ledger: whatever fails, it says what the driver gave. */
+static void walk_under_a_ledger(bool without_vmm)
+{
+    char second[300];
+    int felt = 0;
+    open_directory();
+    shared = true;
+    plain = without_vmm;
+    if (without_vmm) {
+        for (uint64_t k = 1; fail_at(TA_SIM_CALL_COUNT, k, false, TA_DRIVER, &felt); k++)
+            if (ta_test_failed) break;
+    } else {
+        for (uint64_t k = 1;
+             fail_at(TA_SIM_CALL_COUNT, k, false, TA_OUT_OF_MEMORY, &felt); k++)
+            if (ta_test_failed) break;
+        if (!ta_test_failed) walk(TA_SIM_CALL_create, &felt);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+        if (!ta_test_failed) walk(TA_SIM_CALL_COUNT, &felt);
+        if (!ta_test_failed) walk(TA_SIM_CALL_release, &felt);
+#endif
+    }
+    shared = plain = false;
+    CHECK(felt > 0);
+    CHECK_EQ(living(), 0);
+    snprintf(second, sizeof second, "%s/GPU-1.ledger", directory);
+    unlink(second);
+    close_directory();
+}
+TEST(every_call_under_a_ledger) { walk_under_a_ledger(false); }
+TEST(every_call_under_a_ledger_without_vmm) { walk_under_a_ledger(true); }
 
 /* The process is exiting and the driver is gone: frees are no error, allocs are refused,
  * nothing hangs or crashes. */

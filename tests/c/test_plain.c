@@ -1,4 +1,7 @@
 /* test_plain.c - devices without VMM: refused, or served with plain driver allocations. */
+#include <pthread.h>
+#include <unistd.h>
+
 #include "world.h"
 
 static void open_plain(world *w, uint64_t memory, bool fallback)
@@ -23,6 +26,82 @@ TEST(without_fallback_it_is_refused)
     open_plain(&w, GiB, false);
     CHECK_EQ(world_alloc(&w, &h, MiB, 0, NULL), TA_UNSUPPORTED);
     CHECK(!ta_device_used(w.allocator, 0));
+    world_close(&w);
+}
+
+/* The driver's free waits for the device: others go on meanwhile, and who needs what is being
+ * freed gets it. */
+static struct {
+    const ta_driver *sim;
+    world *w;
+    pthread_t needy;
+    held small, large;
+    ta_status status; /* of the one in need */
+    int frees;
+    bool refuse;
+} hook;
+static void *takes_little(void *nothing)
+{
+    world *w = hook.w;
+    ta_test_failed |= world_alloc(w, &hook.small, 40 * MiB, 0, w->stream[0][2]) != TA_OK;
+    world_check(w);
+    return nothing;
+}
+static void *takes_much(void *nothing)
+{
+    hook.status = world_alloc(hook.w, &hook.large, 64 * MiB, 0, hook.w->stream[0][2]);
+    return nothing;
+}
+static ta_status hooked_free(void *self, int device, uint64_t addr)
+{
+    pthread_t thread;
+    if (hook.refuse) return TA_DRIVER;
+    if (hook.frees++ == 0) {
+        ta_test_failed |= pthread_create(&thread, NULL, takes_little, NULL) ||
+                          pthread_join(thread, NULL) ||
+                          pthread_create(&hook.needy, NULL, takes_much, NULL);
+        usleep(50000); /* it finds nothing idle, and waits */
+    }
+    return hook.sim->plain_free(self, device, addr);
+}
+
+TEST(others_go_on_during_a_free)
+{
+    static ta_driver hooked;
+    const ta_config policy = {.fallback = true};
+    world w;
+    held a;
+    open_plain(&w, 256 * MiB, true);
+    ta_allocator_destroy(w.allocator);
+    memset(&hook, 0, sizeof hook);
+    hook.sim = w.driver;
+    hook.w = &w;
+    hooked = *w.driver;
+    hooked.plain_free = hooked_free;
+    alarm(60); /* a hang ends as a signal */
+    CHECK_EQ(ta_allocator_create(&hooked, &policy, &w.allocator), TA_OK);
+    CHECK_EQ(ta_add_observer(w.allocator, ta_oracle_observe, w.sim), TA_OK);
+    CHECK_EQ(ta_set_limit(w.allocator, -1, TA_LIMIT_API, 104 * MiB), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 64 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    /* A free that fails changes nothing. */
+    hook.refuse = true;
+    CHECK_EQ(ta_trim(w.allocator, 0, NULL), TA_DRIVER);
+    hook.refuse = false;
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 64 * MiB);
+    world_check(&w);
+    CHECK_EQ(world_alloc(&w, &a, 64 * MiB, 0, w.stream[0][1]), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 64 * MiB);
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_trim(w.allocator, 0, NULL), TA_OK);
+    CHECK_EQ(pthread_join(hook.needy, NULL), 0);
+    CHECK(!ta_test_failed);
+    CHECK_EQ(hook.status, TA_OK);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 104 * MiB);
+    CHECK_EQ(ta_free(w.allocator, hook.small.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, hook.large.at), TA_OK);
+    CHECK_EQ(ta_trim(w.allocator, 0, NULL), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 0);
     world_close(&w);
 }
 

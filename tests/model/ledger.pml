@@ -115,19 +115,19 @@ begin:
             STEP("grown");
             held++;
             drop();
-            gpu[me] = gpu[me] + 1 /* only now is the driver asked */
+            /* only now is the driver asked, and may refuse */
+            if :: gpu[me] = gpu[me] + 1 :: skip fi
         :: else -> drop()
         fi
-    :: held > 0 && gpu[me] == held -> /* the driver took it back; ta_ledger_release() */
-        gpu[me] = gpu[me] - 1;
+    :: gpu[me] > 0 && gpu[me] == held -> /* the driver takes it back */
+        gpu[me] = gpu[me] - 1
+    :: held > gpu[me] -> /* ta_ledger_release(), of what the driver took or never gave */
         STEP("before release");
         held--;
         word[mine] = held;
         STEP("released")
-    :: gpu[me] == 0 -> /* ta_ledger_leave() */
+    :: gpu[me] == 0 -> /* ta_ledger_leave(), which writes nothing */
         held = 0;
-        word[mine] = 0;
-        STEP("emptied");
         slot[mine] = 0;
         goto begin
     od

@@ -82,6 +82,9 @@ class FakeCore(ModuleType):
             "mig": False,
             "context": False,
         }
+        self.ledgers: dict[int, tuple[Any, ...]] = {}  # the arguments, by device
+        self.ledger_rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self.ledger_problem = ""
         self.events: list[dict[str, Any]] | None = None
         self.recording: str | None = None
 
@@ -182,6 +185,31 @@ class FakeCore(ModuleType):
 
     def probe(self, index: int) -> dict[str, Any]:
         return self.facts | {"reason": self.problem or ""}
+
+    def ledger_open(self, index: int, *arguments: Any) -> dict[str, Any]:
+        if self.ledger_problem:
+            raise self.Error(self.ledger_problem)
+        directory, uuid = arguments[:2]
+        self.ledgers[index] = arguments
+        return {"path": f"{directory}/{uuid}.ledger", "shared": True}
+
+    def ledger_caps(
+        self, index: int, device: int | None, tenant: int | None, mode: str
+    ) -> int:
+        self.ledgers[index] = (*self.ledgers[index][:5], device, tenant, mode)
+        return 0
+
+    def ledger_heed(self, index: int) -> int:
+        self.calls.append(("ledger_heed", index))
+        return 0
+
+    def ledger_state(self, index: int) -> dict[str, Any]:
+        return {"open": index in self.ledgers, "problem": ""}
+
+    def ledger_read(self, directory: str, uuid: str) -> list[dict[str, Any]]:
+        if self.ledger_problem:
+            raise self.Error(self.ledger_problem)
+        return list(self.ledger_rows.get((directory, uuid), []))
 
     def torch_install(self) -> None:
         self.calls.append(("torch_install",))

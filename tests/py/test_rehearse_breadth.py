@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import simulated
 from test_rehearse_runs import rehearse
-from torcharena.rehearsal import api
+from torcharena.rehearsal import api, places
 from torcharena.rehearsal.rehearsing import Options
 
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
@@ -137,3 +138,14 @@ def test_a_signal_ends_the_program_too(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(program, 0)
     assert list(temporary.iterdir()) == []
+
+
+def test_places_of_threads_that_libraries_begin() -> None:
+    torch = "/x/lib/python3.11/site-packages/torch/"
+    frames = [
+        {"filename": f"{torch}_ops.py", "line": 1, "name": "__call__"},
+        {"filename": f"{torch}nn/modules/linear.py", "line": 2, "name": "forward"},
+        {"filename": threading.__file__, "line": 3, "name": "run"},
+    ]
+    assert places._place(frames) == ("torch/nn/modules/linear.py:2 forward", "")
+    assert places._place(frames[:1]) == ("backward (autograd's own thread)", "")

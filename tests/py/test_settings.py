@@ -25,6 +25,8 @@ def test_every_variable_is_read() -> None:
             "TORCHARENA_RECORD": "x.trace.xz",
             "TORCHARENA_PAGE": "8MiB",
             "TORCHARENA_SLACK": "1.02",
+            "TORCHARENA_LABEL": "mine",
+            "TORCHARENA_LEDGER": "/run/x",
             "TORCHARENA_LOG": "info",
             "PATH": "/bin",
         }
@@ -37,6 +39,8 @@ def test_every_variable_is_read() -> None:
         "record": "x.trace.xz",
         "page": 8 << 20,
         "slack": 1.02,
+        "label": "mine",
+        "ledger": "/run/x",
         "log": "INFO",
     }
     assert set(found) == {setting.name for setting in settings.SETTINGS}
@@ -78,6 +82,10 @@ def test_the_nearest_name_is_offered() -> None:
         ("TORCHARENA_SLACK", "0.99"),
         ("TORCHARENA_SLACK", "nan"),
         ("TORCHARENA_SLACK", "2%"),
+        ("TORCHARENA_LABEL", ""),
+        ("TORCHARENA_LABEL", "two\nlines"),
+        ("TORCHARENA_LEDGER", "run"),
+        ("TORCHARENA_LEDGER", ""),
         ("TORCHARENA_LOG", "loud"),
     ],
 )
@@ -113,7 +121,12 @@ def test_the_documentation_has_the_table_as_it_is() -> None:
 
 def test_what_enable_takes_are_settings() -> None:
     given = set(inspect.signature(torcharena.enable).parameters) - {"spill"}
-    assert given == {s.name for s in settings.SETTINGS} - {"enable", "log"}
+    assert given == {s.name for s in settings.SETTINGS} - {
+        "enable",
+        "label",
+        "ledger",
+        "log",
+    }
 
 
 def test_the_documentation_has_every_public_name(arena: FakeCore) -> None:

@@ -70,6 +70,8 @@ def test_checks_of_values_see_values() -> None:
     run(
         STALE
         + dedent("""
+        def check(holds):
+            assert holds
         ones = torch.ones(3, device="cuda")
         many = torch.ones(1000, 300, device="cuda")
         over_old_memory(
@@ -77,6 +79,11 @@ def test_checks_of_values_see_values() -> None:
             lambda: torch.distributions.Normal(many, many).sample(),
             lambda: torch.multinomial(many, 2),
             lambda: torch.linalg.eig(torch.eye(4, device="cuda")),
+            lambda: torch.histc(many, 8),
+            lambda: check(torch.allclose(ones, ones + 1e-9)),
+            lambda: check(not torch.allclose(ones, ones + 1)),
+            lambda: check(torch.allclose(many, many * 1)),
+            lambda: torch.histc(torch.empty(1 << 20, device="cuda"), 8),
         )
         """)
     )

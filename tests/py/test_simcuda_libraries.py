@@ -121,11 +121,16 @@ def test_recurrent_sizes_are_cudnns() -> None:
     run(
         """
         L = ctypes.CDLL(None)
-        def ask(cell, both, width, projected, hidden=512, layers=2):
-            d, x = ctypes.c_void_p(), ctypes.c_void_p()
+        def ask(cell, both, width, projected, hidden=512, layers=2, dropout=0.0):
+            d, x, drop = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
             L.cudnnCreateRNNDescriptor(ctypes.byref(d))
+            L.cudnnCreateDropoutDescriptor(ctypes.byref(drop))
+            L.cudnnRestoreDropoutDescriptor(
+                drop, None, ctypes.c_float(dropout), None, ctypes.c_size_t(0),
+                ctypes.c_ulonglong(0)
+            )
             assert L.cudnnSetRNNDescriptor_v8(
-                d, 0, cell, 2, both, 0, width, 0, 1, 512, hidden, projected, layers
+                d, 0, cell, 2, both, 0, width, 0, 1, 512, hidden, projected, layers, drop, 0
             ) == 0
             L.cudnnCreateRNNDataDescriptor(ctypes.byref(x))
             L.cudnnSetRNNDataDescriptor(x, width, 0, 64, 32, 512, None, None)
@@ -144,6 +149,14 @@ def test_recurrent_sizes_are_cudnns() -> None:
         assert ask(2, 0, half, 1024, hidden=1024) == (29392896, 63701248, 46137600)
         assert ask(3, 0, half, 512) == (6303744, 29556992, 27263232)
         assert ask(1, 0, half, 512) == (2101248, 21561600, 6291712)
+        # with dropout: masks between layers, and what was dropped from
+        drop = lambda *a, **k: ask(*a, dropout=0.2, **k)[1:]
+        assert drop(2, 0, half, 512) == (36045056, 23200000)
+        assert drop(2, 1, half, 512) == (80740608, 46661888)
+        assert drop(2, 0, half, 256) == (35520768, 29425920)
+        assert drop(3, 0, half, 500, hidden=500, layers=3) == (42682080, 41216256)
+        assert drop(2, 1, single, 256, layers=3)[1] == 180879616
+        assert drop(2, 0, single, 512, layers=1) == (38142208, 20971776)
         """,
         values=False,
     )

@@ -274,3 +274,46 @@ def test_failures_can_be_asked_for() -> None:
         """,
         values=False,
     )
+
+
+def test_a_card_that_torch_has_no_code_of_its_own_for() -> None:
+    """CUB takes its parameters by the architecture of the code that runs: an L4 (8.9) runs
+    what was compiled for 8.6."""
+    run(
+        """
+flags = torch.ones(1, 256, device="cuda", dtype=torch.bool)
+assert torch.cumsum(flags, -1).shape == (1, 256)
+torch.sort(torch.rand(5000, device="cuda"))
+torch.unique(torch.randint(0, 9, (5000,), device="cuda"))
+""",
+        gpu="l4",
+
+
+def test_a_context_is_charged_once_when_it_is_made() -> None:
+    """By the driver's function alone, as on a GPU, and not again by what uses it."""
+    run(
+        """
+        import os
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+        L = ctypes.CDLL("libcuda.so.1")
+        class Memory(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+        N = ctypes.CDLL("libnvidia-ml.so.1")
+        device, found = ctypes.c_void_p(), Memory()
+        assert N.nvmlInit_v2() == 0
+        assert N.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+        def used():
+            assert N.nvmlDeviceGetMemoryInfo(device, ctypes.byref(found)) == 0
+            return found.used
+        assert L.cuInit(0) == 0
+        before = used()
+        context = ctypes.c_void_p()
+        assert L.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert used() - before == 530 << 20, (used(), before)
+        assert L.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        torch.cuda.synchronize()
+        assert used() - before == 530 << 20
+        assert torch.cuda.mem_get_info()[0] == (16 << 30) - (530 << 20)
+        """,
+        values=False,
+    )

@@ -3,10 +3,10 @@
 The one source: ``csrc/simcuda/cards.inc`` is generated from it by
 ``python -m torcharena.rehearsal.cards > csrc/simcuda/cards.inc``, and a test compares them.
 
-Memory is what ``cudaMemGetInfo`` reports as the total. The H200's was read from a GPU; the
-others are published figures, right to about 0.5 %. What a context takes was measured on none
-of them: it is a usual size for a driver of the 580 series, so a verdict leaves a margin for
-it (`Card.unsure`)."""
+Memory is what ``cudaMemGetInfo`` reports as the total. The H200's was read from a GPU (driver
+580.159, torch 2.11), and so was what a context takes there; the other cards' totals are
+published figures, right to about 0.5 %, and their contexts usual sizes for a driver of the 580
+series, not measured: a verdict leaves a margin for both (`Card.unsure`)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,20 @@ _ARCHITECTURES = {
     "12.0": (100, 99, 1536, 24),
 }
 _MEMORY_MEASURED = frozenset({"h200"})
-_CONTEXT_MEASURED: frozenset[str] = frozenset()
-# Kernels of the maths libraries, loaded as they are first used. Nothing simulates them.
-_LIBRARIES = 96 * MIB
+_CONTEXT_MEASURED = frozenset({"h200"})
+# Code that is loaded as it is first used, beyond the context, in MiB. Measured on the H200
+# alone (benchmarks/results/context-h200.json). Nothing simulates it, and which of it a
+# program loads is not known here: all of it is doubt.
+LIBRARIES = {
+    "the first kernels": 92,
+    "cuBLAS": 66,
+    "attention": 16,
+    "cuDNN": 2,
+    "cuFFT": 8,
+    "cuSOLVER": 96,
+    "training steps": 64,
+}
+_LIBRARIES = sum(LIBRARIES.values()) * MIB
 
 
 @dataclass(frozen=True)
@@ -91,8 +102,10 @@ class Card:
         """The initialiser of ta_sc_card."""
         shared, shared_block, threads, blocks = _ARCHITECTURES[self.capability]
         major, minor = self.capability.split(".")
+        mib, rest = divmod(self.memory, MIB)
+        memory = f"UINT64_C({self.memory})" if rest else f"MIB({mib})"
         return (
-            f'{{"{self.key}", "{self.name}", MIB({self.memory // MIB}), {major}, {minor}, '
+            f'{{"{self.key}", "{self.name}", {memory}, {major}, {minor}, '
             f"{self.sms}, {shared}, {shared_block}, {self.l2_kib}, {threads}, {blocks}, "
             f"{self.clock}, {self.memory_clock}, {self.bus}, {self.context // MIB}}},"
         )
@@ -104,7 +117,7 @@ _TABLE = """
 # data centre
 b300             274000 10.3 148 129024 1920  3996 8192 640 NVIDIA B300 SXM6 AC
 b200             182642 10.0 148 129024 1965  3996 8192 640 NVIDIA B200
-h200             143167  9.0 132  61440 1980  3201 6144 530 NVIDIA H200
+h200        143155.9375  9.0 132  61440 1980  3201 6144 527 NVIDIA H200
 h200-nvl         143156  9.0 132  61440 1785  3201 6144 530 NVIDIA H200 NVL
 gh200             96768  9.0 132  61440 1980  2619 6144 530 NVIDIA GH200 480GB
 h100              81004  9.0 132  51200 1980  2619 5120 530 NVIDIA H100 80GB HBM3
@@ -199,7 +212,7 @@ def _card(line: str) -> Card:
     key, mib, capability, *numbers, name = line.split(None, 9)
     sms, l2, clock, memory_clock, bus, context = map(int, numbers)
     return Card(
-        key, name, int(mib) * MIB, capability, sms, l2, clock, memory_clock, bus,
+        key, name, int(float(mib) * MIB), capability, sms, l2, clock, memory_clock, bus,
         context * MIB,
     )  # fmt: skip
 
@@ -266,7 +279,10 @@ def table() -> str:
     lines.append(
         "Totals: read from a GPU for "
         + ", ".join(sorted(_MEMORY_MEASURED))
-        + ", published ones for the others. Contexts: usual sizes, not measured."
+        + ", published ones for the others. Contexts: measured for "
+        + ", ".join(sorted(_CONTEXT_MEASURED))
+        + ", usual sizes, not measured, for the others. The code of libraries comes on top "
+        f"as it is loaded: up to {_LIBRARIES // MIB} MiB on an H200."
     )
     return "\n".join(lines)
 

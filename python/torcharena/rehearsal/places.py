@@ -246,7 +246,7 @@ def _place(frames: Any) -> tuple[str, str]:
     """(the program's line, the library's line it came by). Innermost frame first."""
     if frames is None:
         return "before the history begins", ""
-    within = ""
+    within = inner = ""
     for entry in frames:
         file = entry.get("filename", "")
         user, ours = _classes(file)
@@ -256,8 +256,10 @@ def _place(frames: Any) -> tuple[str, str]:
             continue
         if not _plumbing(file):
             within = f"{_short(file)}:{entry['line']} {entry['name']}"
-    if within:
-        return within, ""
+        elif not inner and "/torch/nn/" in file:
+            inner = f"{_short(file)}:{entry['line']} {entry['name']}"
+    if within or inner:  # a thread that a library began: DataParallel's, for one
+        return within or inner, ""
     return "backward (autograd's own thread)", ""
 
 
@@ -274,6 +276,7 @@ def _plumbing(file: str) -> bool:
             "/torch/cuda/",
             "/torch/amp/",
             "/torch/overrides",
+            "/threading.py",
         )
     )
 

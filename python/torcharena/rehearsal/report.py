@@ -380,6 +380,12 @@ class Report:
             if not run.processes and not run.failed and not run.timed_out:
                 lines += _wrapped(f"{name}: it used no CUDA memory", width)
         first = self.outcomes[0].run
+        if first.sharing > 1:
+            lines += _wrapped(
+                f"{first.sharing} processes use one device: each is judged by an equal part "
+                "of it, with a context of its own.",
+                width,
+            )
         if first.ended == "settled":
             lines += _wrapped(
                 f"Stopped by itself after {first.steps} optimizer steps: the peak last moved in "
