@@ -166,7 +166,13 @@ static ta_status take(ta_ledger *l, char *why, size_t size)
     double since = start;
     uint64_t turn = 0;
     if (crowd) sleep_us(2 * LONGEST_PAUSE_US);
+    const char *wrong = NULL;
     for (int tries = 0; !try_to_take(l); tries++) {
+        if ((wrong = amiss(l))) { /* no lock will ever be had: not a matter of patience */
+            if (waiting) wait_no_more(l);
+            snprintf(why, size, "%s", wrong);
+            return TA_INVALID;
+        }
         const double now = ta_now_us();
         const uint64_t now_turn = turn_of(l);
         if (now_turn != turn) since = now;
@@ -186,8 +192,7 @@ static ta_status take(ta_ledger *l, char *why, size_t size)
         pause_a_little(tries);
     }
     if (waiting) wait_no_more(l);
-    const char *wrong = amiss(l);
-    if (wrong) {
+    if ((wrong = amiss(l))) {
         snprintf(why, size, "%s", wrong);
         drop(l);
         return TA_INVALID;

@@ -119,8 +119,8 @@ static ta_status make(int directory, const struct stat *about, const char *name,
     bool ok = fd >= 0 && ta_ledger_pwrite(fd, blank, sizeof *blank, 0);
     /* Where root's directory has a group, its members share the ledger. */
     bool group = about->st_uid == 0 && about->st_mode & S_IWGRP;
-    if (ok && group)
-        ok = fchown(fd, (uid_t)-1, about->st_gid) == 0 && fchmod(fd, 0660) == 0;
+    if (ok && group) ok = fchown(fd, (uid_t)-1, about->st_gid) == 0;
+    if (ok) ok = fchmod(fd, group ? 0660 : 0600) == 0; /* whatever the umask took */
     int error = errno;
     if (ok && syscall(SYS_renameat2, directory, own, directory, name, NO_REPLACE) != 0) {
         error = errno;

@@ -99,13 +99,48 @@ static ta_status join(ta_device *d, ta_lack *lack)
     return s->ledger || s->left ? TA_OK : trouble(s, status, why, lack);
 }
 
+/* A ledger was left while it only observed, and is to be enforced now: a slot anew, with all
+ * that is held, over the caps or not. Until that succeeds growth is refused. */
+static ta_status rejoin(ta_device *d, ta_lack *lack)
+{
+    ta_share *s = d->share;
+    char why[TA_SHARE_WHY];
+    const uint64_t held = ta_reserved(d);
+    const ta_ledger_want want = {held, held, d->page_bytes, false};
+    ta_ledger_terms terms = terms_of(d);
+    terms.caps.observe = true;
+    ta_ledger *ledger;
+    ta_refusal no = {0};
+    uint64_t got = 0;
+    begin_charging(d);
+    ta_status status = ta_ledger_join(s->directory, s->gpu, &s->who, &ledger, why);
+    if (!status && (status = ta_ledger_reserve(ledger, &want, &terms, &got, &no)))
+        memcpy(why, no.why, sizeof why);
+    end_charging(d);
+    const uint64_t now = ta_reserved(d);
+    if (!status && s->left && !s->ledger && now <= held) { /* else others were first */
+        ta_ledger_release(ledger, held - now);
+        s->ledger = ledger;
+        s->left = false;
+        return TA_OK;
+    }
+    if (ledger) ta_ledger_release(ledger, got);
+    ta_ledger_leave(ledger);
+    if (!s->left) return TA_OK;
+    return trouble(s, status ? status : TA_NOT_READY,
+                   status ? why : "it was left and is not joined again yet", lack);
+}
+
 static ta_status charge(ta_device *d, uint64_t least, uint64_t most, bool last,
                         ta_lack *lack)
 {
     ta_share *s = d->share;
     ta_status status = TA_OK;
-    if (!s || s->left) return TA_OK;
-    if (!s->ledger) status = join(d, lack);
+    if (!s || (s->left && s->caps.observe)) return TA_OK;
+    if (s->left)
+        status = rejoin(d, lack);
+    else if (!s->ledger)
+        status = join(d, lack);
     if (status || s->left) return status;
     const ta_ledger_terms terms = terms_of(d);
     const ta_ledger_want want = {least, most, d->page_bytes, last};
@@ -134,7 +169,9 @@ ta_status ta_share_charge(ta_device *d, uint64_t least, uint64_t most, ta_lack *
 
 uint64_t ta_share_charged(const ta_device *d)
 {
-    return d->share && !d->share->left ? d->share->charged : TA_NO_LIMIT;
+    const ta_share *s = d->share;
+    if (!s || (s->left && s->caps.observe)) return TA_NO_LIMIT;
+    return s->left ? 0 : s->charged;
 }
 
 void ta_share_spend(ta_device *d, uint64_t bytes)
@@ -304,8 +341,9 @@ ta_status ta_share_set_caps(ta_allocator *a, int device, const ta_share_caps *ca
     ta_lack lack = {0};
     ta_status status = TA_OK;
     ta_lock_take(&d->pages);
-    bool open = d->share != NULL, joined = open && d->share->ledger && !d->share->left;
+    bool open = d->share != NULL;
     if (open) d->share->caps = *caps;
+    bool joined = open && (d->share->left ? !caps->observe : d->share->ledger != NULL);
     ta_lock_drop(&d->pages);
     if (!open) return TA_INVALID;
     if (!joined) return TA_OK;

@@ -519,6 +519,13 @@ TEST(removed_and_closed_under_us)
     CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
     CHECK_STR(why, "the ledger was removed");
     int other = open(aside, O_RDWR | O_CREAT | O_EXCL, 0600);
+    int kept = dup(fd);
+    close(fd);
+    const double start = ta_now_us();
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
+    CHECK_STR(why, "the ledger's file was closed by this program");
+    CHECK(ta_now_us() - start < TA_LEDGER_PATIENCE_US / 2);
+    close(kept);
     CHECK_EQ(dup2(other, fd), fd);
     CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
     CHECK_STR(why, "the ledger's file was closed by this program");

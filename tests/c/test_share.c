@@ -383,6 +383,41 @@ TEST(where_it_only_observes_growth_goes_on)
     close_directory();
 }
 
+/* Growth that went on uncounted is counted, or refused, as soon as the mode is to enforce. */
+TEST(what_was_left_while_observing_is_enforced)
+{
+    world a;
+    held x, y, z;
+    ta_oom oom;
+    char path[256];
+    ta_share_caps caps = {64 * MiB, NONE, true};
+    ta_share_config config = share_of("", "", caps);
+    ta_share_state state;
+    open_directory();
+    share_open(&a, GiB, NULL, &config);
+    CHECK_EQ(share_alloc(&a, &x, 20 * MiB, &oom), TA_OK);
+    truncate_it();
+    CHECK_EQ(share_alloc(&a, &y, 20 * MiB, &oom), TA_OK);
+    caps.observe = false;
+    CHECK_EQ(ta_share_set_caps(a.allocator, 0, &caps, NULL), TA_OK);
+    CHECK_EQ(share_alloc(&a, &z, 4 * MiB, &oom), TA_OUT_OF_MEMORY);
+    CHECK_EQ(oom.refusal.scope, TA_SCOPE_LEDGER);
+    path_of(path, sizeof path);
+    CHECK_EQ(unlink(path), 0); /* what an administrator does about it */
+    CHECK_EQ(share_alloc(&a, &z, 40 * MiB, &oom), TA_OUT_OF_MEMORY);
+    CHECK_EQ(oom.refusal.scope, TA_SCOPE_DEVICE);
+    share_settled(&a);
+    CHECK_EQ(ta_share_get(a.allocator, 0, &state), TA_OK);
+    CHECK_EQ(state.held, 40 * MiB);
+    CHECK_EQ(share_alloc(&a, &z, 20 * MiB, &oom), TA_OK);
+    CHECK_EQ(share_free(&a, &x), TA_OK);
+    CHECK_EQ(share_free(&a, &y), TA_OK);
+    CHECK_EQ(share_free(&a, &z), TA_OK);
+    share_settled(&a);
+    world_close(&a);
+    close_directory();
+}
+
 TEST(opening_is_refused_in_words)
 {
     world a;
