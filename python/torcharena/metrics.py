@@ -16,7 +16,9 @@ from .top import Gpu, Overview, Process, TenantSum
 __all__ = ["METRICS", "Metric", "Sample", "samples", "text", "write"]
 
 _GPU = ("UUID", "gpu", "modelName")
-_PROCESS = ("UUID", "pid", "uid", "label", "tenant", "claimed", "state")
+# `slot` tells two containers' process 1 of one label apart: of samples that are alike in all
+# labels a collector refuses the whole file.
+_PROCESS = ("UUID", "slot", "pid", "uid", "label", "tenant", "claimed", "state")
 _PLACE = ("slurm_job_id", "k8s_namespace", "k8s_pod")
 _TENANT = ("UUID", "tenant")
 
@@ -107,7 +109,8 @@ def _labels(metric: Metric, gpu: Gpu, one: Process | Gpu | TenantSum) -> tuple[s
     if isinstance(one, TenantSum):
         return gpu.uuid, one.name
     claimed = "true" if one.claimed else "false"
-    found = (str(one.pid), str(one.uid), one.label, one.tenant, claimed, one.state)
+    whose = (str(one.slot), str(one.pid), str(one.uid))
+    found = (*whose, one.label, one.tenant, claimed, one.state)
     return gpu.uuid, *found, one.slurm_job_id, one.k8s_namespace, one.k8s_pod
 
 
@@ -143,7 +146,7 @@ def write(path: str, view: Overview) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     fd, own = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
     try:
-        with os.fdopen(fd, "w") as file:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text(view))
             os.fchmod(file.fileno(), 0o644)
         os.rename(own, path)

@@ -42,6 +42,7 @@ class Process:
     slurm_job_id: str = ""
     k8s_namespace: str = ""
     k8s_pod: str = ""
+    slot: int = 0  # of the ledger: what tells two of one pid apart, of two pid namespaces
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,14 @@ def _process(row: dict[str, Any], listed: dict[int, int]) -> Process:
     if row["alive"] and listed.get(row["pid"], -1) >= row["bytes"]:
         context = listed[row["pid"]] - row["bytes"]
     label, place = ledgers.unpacked(row["label"])
-    job, space, pod = tenants.places(place)
+    job, space, pod = tenants.places(_shown(place))
     none = row["limit"] is None
     return Process(
         pid=row["pid"],
         uid=row["uid"],
         user=_user(row["uid"]),
-        label=label,
-        tenant=row["tenant"],
+        label=_shown(label),
+        tenant=_shown(row["tenant"]),
         claimed=row["claimed"],
         state="alive" if row["alive"] else "draining",
         reserved=row["bytes"],
@@ -203,7 +204,13 @@ def _process(row: dict[str, Any], listed: dict[int, int]) -> Process:
         slurm_job_id=job,
         k8s_namespace=space,
         k8s_pod=pod,
+        slot=row["slot"],
     )
+
+
+def _shown(text: str) -> str:
+    """What others wrote, without what would steer the terminal of who looks."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _user(uid: int) -> str:
@@ -228,8 +235,9 @@ def _put_caps(
                 gpu.cap_source = admin.where(cap)
     sums: dict[str, TenantSum] = {}
     for row in rows:
-        before = sums.get(row["tenant"], TenantSum(row["tenant"], 0, None))
+        name = _shown(row["tenant"])
+        before = sums.get(name, TenantSum(name, 0, None))
         both = [c for c in (before.cap, row["tenant_cap"]) if c is not None]
         held = before.reserved + (row["bytes"] if row["alive"] else 0)
-        sums[row["tenant"]] = TenantSum(row["tenant"], held, min(both, default=None))
+        sums[name] = TenantSum(name, held, min(both, default=None))
     gpu.tenants = sorted(sums.values(), key=lambda one: -one.reserved)

@@ -145,7 +145,9 @@ def _limits(options: argparse.Namespace) -> int:
         return 1
     cards, why = top_nvml.cards()
     devices = [
-        limits_admin.Device(card.index, card.uuid, card.total or 0, card.name)
+        limits_admin.Device(
+            card.index, card.uuid, card.total or 0, card.name, card.uuid.startswith("MIG-")
+        )
         for card in cards
     ]
     caps = limits_table.of_file(admin, devices, found.get("limit"))

@@ -325,7 +325,7 @@ def test_the_text(machine: SimpleNamespace, tmp_path: Path) -> None:
     machine.core.ledger_rows[str(machine.folder), GPU] = rows
     found = metrics.text(top.look()).splitlines()
     labels = (
-        f'UUID="{GPU}",pid="4000",uid="{os.getuid()}",label="a \\"b\\"\\\\",tenant="vision",'
+        f'UUID="{GPU}",slot="0",pid="4000",uid="{os.getuid()}",label="a \\"b\\"\\\\",tenant="vision",'
         'claimed="false",state="alive",slurm_job_id="12",k8s_namespace="",k8s_pod=""'
     )
     assert f"torcharena_process_reserved_bytes{{{labels}}} {GIB}" in found
@@ -339,6 +339,27 @@ def test_the_text(machine: SimpleNamespace, tmp_path: Path) -> None:
     assert file.read_text().splitlines() == found
     assert file.stat().st_mode & 0o777 == 0o644
     assert [p.name for p in tmp_path.glob(".torch*")] == []
+
+
+def test_two_of_one_name_are_two_samples(machine: SimpleNamespace) -> None:
+    """Process 1 of two containers, of one user and one program."""
+    alike = [row(0, 1, pid=1), row(1, 2, pid=1), row(2, 1, pid=1, alive=False)]
+    machine.core.ledger_rows[str(machine.folder), GPU] = [*alike, row(3, 1, pid=1, alive=False)]
+    found = [(one.metric.name, one.labels) for one in metrics.samples(top.look())]
+    assert len(found) == len(set(found))
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(machine: SimpleNamespace) -> None:
+    wild = "\x1b]0;x\x07\x1b[2J\n"
+    bad = row(0, 1, label=f"a{wild}\x1fk8s:ml/{wild}", tenant=f"t{wild}")
+    machine.core.ledger_rows[str(machine.folder), GPU] = [bad]
+    (machine.folder / "GPU-\x1b[2J.ledger").touch()
+    view = top.look()
+    (gpu,) = view.gpus
+    (one,) = gpu.processes
+    texts = (one.label, one.tenant, one.k8s_pod, gpu.tenants[0].name)
+    assert all(text.isprintable() for text in texts), texts
+    assert top_view.plain(top_view.lines(view, 120)).replace("\n", "").isprintable()
 
 
 def test_a_textfile_that_cannot_be_written(
