@@ -142,7 +142,9 @@ def unpacked(text: str) -> tuple[str, str]:
 
 def gpus(directory: str) -> list[str]:
     """The GPUs that have a ledger there, by UUID. Raises OSError."""
-    found = (n for n in os.listdir(directory) if n.isprintable() and not n.startswith("."))
+    found = (
+        n for n in os.listdir(directory) if n.isprintable() and not n.startswith(".")
+    )
     return sorted(n.removesuffix(".ledger") for n in found if n.endswith(".ledger"))
 
 

@@ -8,6 +8,7 @@ ledger. A file that makes no sense, or is gone for a moment, changes nothing."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from typing import Any
@@ -24,6 +25,7 @@ SECONDS = 0.25  # between looks
 _STEADY = 1  # looks at which a changed file was the same, an editor having ended
 _GONE = 4  # and at which it was not there
 _HEED = 4  # looks between two questions of the ledger
+_AGAIN = 40  # looks until what did not hold is tried again: its reason may lie elsewhere
 
 
 def hold(library: Any) -> None:
@@ -54,15 +56,22 @@ class Watcher(threading.Thread):
         beats = 0
         while not self._ended.wait(SECONDS):
             beats += 1
-            try:
-                self.look()
-                if beats % _HEED == 0:
-                    for device in list(self._admin.opened):
-                        core().ledger_heed(device)
-                    self.observe()
-            except core().Error as error:  # the process is ending, or a forked child
-                log.debug("the administrator's file is watched no more: %s", error)
-                return
+            self.beat(beats % _HEED == 0)
+
+    def beat(self, heed: bool) -> None:
+        """One look. Nothing ends the thread but `stop`: caps would silently be live no more."""
+        try:
+            self.look()
+            if heed:
+                for device in list(self._admin.opened):
+                    core().ledger_heed(device)
+                self.observe()
+        except (
+            Warning
+        ) as said:  # the program makes errors of warnings; here none would see it
+            log.warning("%s", said)
+        except (core().Error, OSError) as error:  # maybe the process is ending
+            log.debug("the administrator's file could not be looked at: %s", error)
 
     def stop(self) -> None:
         """Returns when the thread has ended, or soon will."""
@@ -79,14 +88,15 @@ class Watcher(threading.Thread):
         self._looks += 1
         if mark == self._held or self._looks < (_STEADY if mark else _GONE):
             return
-        self._held = mark
+        self._looks = -_AGAIN
         try:
             file = limits_file.load(self._path)
         except Malformed as error:
             warn(f"torcharena: {error}; what it said before holds on")
             return
         with state.lock:
-            self._put(file)
+            if self._put(file):
+                self._held = mark
 
     def observe(self) -> None:
         """In mode observe: says so, once, where a cap on the process would have held."""
@@ -104,9 +114,9 @@ class Watcher(threading.Thread):
                 )
                 return
 
-    def _put(self, file: AdminFile | None) -> None:
+    def _put(self, file: AdminFile | None) -> bool:
         admin = self._admin
-        before = admin.file, admin.place
+        before = admin.file, admin.place, admin.tenant
         place = ledgers.choose(file, admin.wanted)
         if not admin.opened:
             admin.place = place
@@ -124,11 +134,14 @@ class Watcher(threading.Thread):
         try:
             admin.apply(core())
         except RuntimeError as error:
-            admin.file, admin.place = before
+            admin.file, admin.place, admin.tenant = before
+            with contextlib.suppress(RuntimeError):  # some of it was put
+                admin.apply(core())
             warn(f"torcharena: {error}; what it said before holds on")
-            return
+            return False
         if speaks_for_node():
             log.info("%s says otherwise now: %s", self._path, said(admin))
+        return True
 
 
 def said(admin: Admin) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
@@ -86,6 +87,15 @@ class State:
 
 current = State()
 lock = threading.RLock()
+
+
+def _after_fork_child() -> None:
+    """A thread that had the lock is not there to give it back."""
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)
 
 
 def cuda_is_initialized() -> bool:

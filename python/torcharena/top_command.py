@@ -146,7 +146,11 @@ def _limits(options: argparse.Namespace) -> int:
     cards, why = top_nvml.cards()
     devices = [
         limits_admin.Device(
-            card.index, card.uuid, card.total or 0, card.name, card.uuid.startswith("MIG-")
+            card.index,
+            card.uuid,
+            card.total or 0,
+            card.name,
+            card.uuid.startswith("MIG-"),
         )
         for card in cards
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -386,6 +387,73 @@ def test_a_ledger_that_a_change_needs_and_nobody_can_use(machine: Machine) -> No
     machine.write('[limits]\ndevice = "8GiB"')
     with pytest.warns(UserWarning, match="ledger cannot be used: broken; what it said"):
         look()
+
+
+def test_what_did_not_hold_leaves_nothing_behind(machine: Machine) -> None:
+    """Caps, tenant and what `limits` says are the old ones together; and it is tried again."""
+    machine.write('mode = "off"')
+    torcharena.enable()
+    machine.bring_up_cuda()
+    machine.core.ledger_problem = "broken"
+    before = torcharena.limits().tenant
+    text = '[limits]\nprocess = "4GiB"\ndevice = "8GiB"\n[[tenant]]\nuser = "*"\nname = "all"'
+    machine.write(text)
+    with pytest.warns(UserWarning, match="what it said before holds on"):
+        look()
+    assert machine.core.limit(0) == (None, "none")
+    assert torcharena.limits().tenant == before
+    machine.core.ledger_problem = ""
+    look(limits_live._AGAIN + 2)
+    assert machine.core.limit(0) == (4 * GIB, "admin")
+    assert torcharena.limits().tenant == "all"
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_ends_the_thread(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not warnings that are errors, not a file that could not be opened for a moment."""
+    machine.write('[limits]\nprocess = "8GiB"')
+    torcharena.enable()
+    machine.bring_up_cuda()
+    (watcher,) = watchers
+    machine.write("[limits]\nprocess = 4")
+    for _ in range(3):
+        watcher.beat(True)
+    assert "what it said before holds on" in caplog.text
+    machine.write('[limits]\nprocess = "4GiB"')
+    with monkeypatch.context() as patch:
+
+        def full(*arguments: Any) -> int:
+            raise OSError(24, "Too many open files")
+
+        patch.setattr(limits_trust.os, "open", full)
+        for _ in range(3):
+            watcher.beat(True)
+    assert machine.core.limit(0) == (8 * GIB, "admin")
+    for _ in range(limits_live._AGAIN + 2):
+        watcher.beat(True)
+    assert machine.core.limit(0) == (4 * GIB, "admin")
+
+
+def test_a_child_of_fork_has_a_lock_of_its_own() -> None:
+    """The thread may hold it at that moment."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with state.lock:
+            taken.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait(20)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if state.lock.acquire(timeout=2) else 1)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_the_thread_looks_and_ends(machine: Machine) -> None:

@@ -344,7 +344,10 @@ def test_the_text(machine: SimpleNamespace, tmp_path: Path) -> None:
 def test_two_of_one_name_are_two_samples(machine: SimpleNamespace) -> None:
     """Process 1 of two containers, of one user and one program."""
     alike = [row(0, 1, pid=1), row(1, 2, pid=1), row(2, 1, pid=1, alive=False)]
-    machine.core.ledger_rows[str(machine.folder), GPU] = [*alike, row(3, 1, pid=1, alive=False)]
+    machine.core.ledger_rows[str(machine.folder), GPU] = [
+        *alike,
+        row(3, 1, pid=1, alive=False),
+    ]
     found = [(one.metric.name, one.labels) for one in metrics.samples(top.look())]
     assert len(found) == len(set(found))
 
