@@ -79,7 +79,7 @@ class Overview:
 
     time: float
     ledger: str
-    mode: str  # of the administrator's file; "": there is none
+    mode: str  # of the administrator's file; "": there is none; "malformed"
     gpus: list[Gpu]
     problem: str = ""  # of the ledgers' directory or the administrator's file
     nvml: str = ""  # why NVML says nothing
@@ -105,12 +105,13 @@ def _renamed(value: Any) -> Any:
 
 def look(directory: str | None = None) -> Overview:
     """Reads everything once. ``directory``: other ledgers than those of this machine."""
-    admin, problem = None, ""
+    admin, problem, mode = None, "", ""
     try:
         where = limits_admin.path()
         admin = limits_file.load(where) if where else None
+        mode = admin.mode if admin else ""
     except limits_file.Malformed as error:
-        problem = str(error)
+        problem, mode = str(error), "malformed"
     if directory is None:
         try:
             wanted = settings.from_environment().get("ledger")
@@ -129,7 +130,6 @@ def look(directory: str | None = None) -> Overview:
     gpus = [
         _gpu(u, by_uuid.get(u), directory if u in found else "", admin) for u in uuids
     ]
-    mode = admin.mode if admin else ""
     return Overview(time.time(), directory or "", mode, gpus, problem, nvml)
 
 

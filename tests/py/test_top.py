@@ -143,6 +143,14 @@ def test_ledgers_that_are_not_to_be_trusted(machine: SimpleNamespace) -> None:
     assert cli.main(["top", "--once"]) == 1
 
 
+def test_a_file_that_makes_no_sense_is_no_missing_one(machine: SimpleNamespace) -> None:
+    machine.file.write_text("[limits]\ndevice = 76\n")
+    view = top.look(str(machine.folder))
+    shown = top_view.plain(top_view.lines(view, 200))
+    assert view.mode == "malformed" and "no administrator's file" not in shown
+    assert "line 2: device=76" in shown and "train.py:1" in shown
+
+
 def test_a_directory_that_one_may_not_read(
     machine: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
