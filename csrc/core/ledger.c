@@ -29,6 +29,7 @@ struct ta_ledger {
     ta_ledger *next; /* of all that this process has; guarded by `all_lock` */
     int fd;          /* -1 in a forked child */
     int slot;
+    char *path;
     dev_t device; /* of the file that fd was opened on */
     ino_t inode;
     atomic_flag busy;
@@ -140,6 +141,20 @@ static const char *amiss(const ta_ledger *l)
     return names ? NULL : "the ledger was removed";
 }
 
+/* The same, and whether those who come later would open another: one that was moved aside
+ * would let two crowds have the cap each. */
+static const char *astray(const ta_ledger *l)
+{
+    struct stat there;
+    const char *wrong = amiss(l);
+    if (wrong) return wrong;
+    const bool found = stat(l->path, &there) == 0;
+    if (found ? there.st_dev == l->device && there.st_ino == l->inode
+              : errno != ENOENT && errno != ENOTDIR)
+        return NULL;
+    return "the ledger was moved, or another took its place";
+}
+
 static bool try_to_take(ta_ledger *l)
 {
     if (atomic_flag_test_and_set_explicit(&l->busy, memory_order_acquire)) return false;
@@ -192,7 +207,7 @@ static ta_status take(ta_ledger *l, char *why, size_t size)
         pause_a_little(tries);
     }
     if (waiting) wait_no_more(l);
-    if ((wrong = amiss(l))) {
+    if ((wrong = astray(l))) {
         snprintf(why, size, "%s", wrong);
         drop(l);
         return TA_INVALID;
@@ -226,6 +241,7 @@ static void discard(ta_ledger *l)
     *at = l->next;
     close_it(l);
     pthread_mutex_unlock(&all_lock);
+    free(l->path);
     free(l);
 }
 
@@ -269,7 +285,12 @@ ta_status ta_ledger_join(const char *directory, const char *gpu, const ta_ledger
 {
     *ledger = NULL;
     ta_ledger *l = calloc(1, sizeof *l);
-    if (!l) return fail(why, TA_NO_HOST_MEMORY, "no host memory");
+    const size_t room = strlen(directory) + strlen(gpu) + sizeof "/.ledger";
+    if (!l || !(l->path = malloc(room))) {
+        free(l);
+        return fail(why, TA_NO_HOST_MEMORY, "no host memory");
+    }
+    snprintf(l->path, room, "%s/%s.ledger", directory, gpu);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     atomic_flag_clear(&l->busy);

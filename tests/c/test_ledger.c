@@ -514,7 +514,15 @@ TEST(removed_and_closed_under_us)
     CHECK(fd >= 0);
     snprintf(aside, sizeof aside, "%s.aside", ledger_path);
     CHECK_EQ(rename(ledger_path, aside), 0);
-    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_OK); /* it is still there, somewhere */
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID); /* newcomers would make another */
+    CHECK_STR(why, "the ledger was moved, or another took its place");
+    ta_ledger *newcomer = join(&nobody);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
+    CHECK_STR(why, "the ledger was moved, or another took its place");
+    ta_ledger_leave(newcomer);
+    CHECK_EQ(rename(aside, ledger_path), 0);
+    CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_OK); /* it is back */
+    CHECK_EQ(rename(ledger_path, aside), 0);
     CHECK_EQ(unlink(aside), 0);
     CHECK_EQ(reserve(l, GIB, 4 * GIB), TA_INVALID);
     CHECK_STR(why, "the ledger was removed");
