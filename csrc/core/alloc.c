@@ -107,7 +107,9 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     ta_pending_poll(d, arena);
     ta_partly_used(d);
     ta_status status = attempt(d, arena, bytes, size, false, ptr, &lack);
-    if (status == TA_OUT_OF_MEMORY && !d->plain) {
+    /* Where the ledger cannot be used, its lock was waited for: once is enough. */
+    if (status == TA_OUT_OF_MEMORY && !d->plain &&
+        lack.refusal.scope != TA_SCOPE_LEDGER) {
         for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
         status = attempt(d, arena, bytes, size, true, ptr, &lack);
     }

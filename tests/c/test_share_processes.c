@@ -318,6 +318,7 @@ TEST(a_stopped_process_holds_up_growth_alone)
     CHECK(ta_now_us() - since < 1e6);
     CHECK_EQ(held_of(a), 0);
     pthread_join(thread, NULL);
+    CHECK(ta_now_us() - since < 1.5 * TA_LEDGER_PATIENCE_US); /* waited for once */
     CHECK_EQ(r.status, TA_OUT_OF_MEMORY);
     CHECK_EQ(r.oom.refusal.scope, TA_SCOPE_LEDGER);
     ta_oom_text(&r.oom, text, sizeof text);
