@@ -133,7 +133,7 @@ def test_blocks_tile_their_segments(arena: FakeCore, torch_: Any) -> None:
     arena.alloc(1000)
     arena.alloc(PAGE)
     arena.alloc(9 << 20, index=1, stream=7)
-    snapshot = torch_memory._memory_snapshot(None)
+    snapshot = torch_memory.memory_snapshot(None)
     assert [segment["device"] for segment in snapshot["segments"]] == [0, 0, 1]
     for segment in snapshot["segments"]:
         at = segment["address"]
@@ -152,9 +152,9 @@ def test_blocks_tile_their_segments(arena: FakeCore, torch_: Any) -> None:
 
 def test_a_pools_snapshot_has_the_pools_segments(arena: FakeCore, torch_: Any) -> None:
     arena.alloc(1000)
-    assert torch_memory._memory_snapshot((0, 0))["segments"]
-    assert torch_memory._memory_snapshot((3, 0))["segments"] == []
-    assert torch_memory._memory_snapshot((0, 0, False))["device_traces"] == [[], []]
+    assert torch_memory.memory_snapshot((0, 0))["segments"]
+    assert torch_memory.memory_snapshot((3, 0))["segments"] == []
+    assert torch_memory.memory_snapshot((0, 0, False))["device_traces"] == [[], []]
 
 
 def test_history_is_what_was_asked_for(arena: FakeCore, torch_: Any) -> None:
@@ -163,7 +163,7 @@ def test_history_is_what_was_asked_for(arena: FakeCore, torch_: Any) -> None:
     first = arena.alloc(1000)
     arena.free(first)
     second = arena.alloc(PAGE + 1, index=1)
-    (zero, one) = torch_memory._memory_snapshot(None)["device_traces"]
+    (zero, one) = torch_memory.memory_snapshot(None)["device_traces"]
     assert [(e["action"], e["addr"]) for e in zero] == [
         ("segment_map", first),
         ("alloc", first),
@@ -179,7 +179,7 @@ def test_history_is_what_was_asked_for(arena: FakeCore, torch_: Any) -> None:
     torch_memory._record_history(
         "all", None, skip_actions=["segment_map", "segment_unmap"]
     )
-    (zero, _) = torch_memory._memory_snapshot(None)["device_traces"]
+    (zero, _) = torch_memory.memory_snapshot(None)["device_traces"]
     assert [e["action"] for e in zero] == ["alloc", "free_requested", "free_completed"]
     torch_memory._record_history(None)
     assert not torch_memory._history_enabled() and arena.events is None

@@ -287,6 +287,7 @@ torch.sort(torch.rand(5000, device="cuda"))
 torch.unique(torch.randint(0, 9, (5000,), device="cuda"))
 """,
         gpu="l4",
+    )
 
 
 def test_a_context_is_charged_once_when_it_is_made() -> None:
