@@ -89,12 +89,12 @@ def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) 
     """One source's cap. A share of a device waits until the device can be asked. Raises
     ValueError for one that is less than a page, and so would refuse everything."""
     page = state.current.page or state.DEFAULT_PAGE
-    if source in ("api", "environment") and size is not None and size.bytes is not None:
-        if 0 < size.bytes < page:
-            raise ValueError(
-                f"a cap of {sizes.format_size(size.bytes)}, from {SOURCES[source]}, is less "
-                f"than a page of {sizes.format_size(page)}: 0, or a page at least"
-            )
+    users = size.bytes if size is not None and source in ("api", "environment") else None
+    if users is not None and 0 < users < page:
+        raise ValueError(
+            f"a cap of {sizes.format_size(users)}, from {SOURCES[source]}, is less than a "
+            f"page of {sizes.format_size(page)}: 0, or a page at least"
+        )
     library = keeper()
     totals = _totals()
     waits = size is not None and size.bytes is None and totals is None
