@@ -139,7 +139,7 @@ static void add_largest(ta_text *t, const ta_oom *oom)
 }
 
 static const char *const source_text[TA_LIMIT_SOURCES] = {
-    "", "set by enable() or set_limit()", "set by TORCHARENA_LIMIT",
+    "", "set by enable() or set_limit()", "set by TORCHARENA_LIMIT or --limit",
     "set by torch.cuda.set_per_process_memory_fraction()", "set by the administrator"};
 
 /* The cap that refused, or else the process's own. */

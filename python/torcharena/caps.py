@@ -26,7 +26,7 @@ _CONTEXT = "0.5 GiB"
 
 SOURCES = {
     "api": "torcharena.enable(limit=) or set_limit()",
-    "environment": "TORCHARENA_LIMIT",
+    "environment": "TORCHARENA_LIMIT or --limit",
     "fraction": "torch's set_per_process_memory_fraction",
     "admin": "the administrator's file",
 }
@@ -86,7 +86,15 @@ def _totals() -> list[int] | None:
 
 
 def put(source: str, device: int | None, size: sizes.Size | None, strict: bool) -> None:
-    """One source's cap. A share of a device waits until the device can be asked."""
+    """One source's cap. A share of a device waits until the device can be asked. Raises
+    ValueError for one that is less than a page, and so would refuse everything."""
+    page = state.current.page or state.DEFAULT_PAGE
+    users = size.bytes if size is not None and source in ("api", "environment") else None
+    if users is not None and 0 < users < page:
+        raise ValueError(
+            f"a cap of {sizes.format_size(users)}, from {SOURCES[source]}, is less than a "
+            f"page of {sizes.format_size(page)}: 0, or a page at least"
+        )
     library = keeper()
     totals = _totals()
     waits = size is not None and size.bytes is None and totals is None

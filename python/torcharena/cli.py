@@ -1,8 +1,8 @@
 """The command line: run, doctor, top, limits, metrics, replay, rehearse, demo.
 
 What a command prints as JSON is the last line of standard output, one object. Exit codes:
-0 done; 1 the command's own answer is no; 2 the command line makes no sense. `run` ends with
-the script's code, `rehearse` has codes of its own."""
+0 done; 1 the command's own answer is no; 2 the command line, or a file that it names, makes
+no sense. `run` ends with the script's code, `rehearse` has codes of its own."""
 
 from __future__ import annotations
 
@@ -236,7 +236,9 @@ def _replay(options: argparse.Namespace) -> int:
             print(json.dumps(row), flush=True)
     if rows and not options.json:
         print(replaying.table(rows))
-    return 1 if failed or any(row["oom"] for row in rows) else 0
+    if failed:
+        return 2
+    return 1 if any(row["oom"] for row in rows) else 0
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -188,7 +188,7 @@ def test_replay_prints_json_or_a_table(
     assert cli.main(["replay", "x", "--limit", "1GiB"]) == 0
     assert asked[-1][1] == {"limit": GIB, "limit_ratio": None}
     assert cli.main(["replay", "full"]) == 1
-    assert cli.main(["replay", "bad", "x"]) == 1
+    assert cli.main(["replay", "bad", "x"]) == 2
     captured = capsys.readouterr()
     assert "bad:3: no such block" in captured.err and "x " in captured.out
     assert cli.main(["replay", "x", "--limit", "80%"]) == 2

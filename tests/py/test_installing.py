@@ -382,3 +382,14 @@ def test_marks_are_text() -> None:
     for wrong in (b"x", 3, None):
         with pytest.raises(TypeError, match="one line of text, a str"):
             torcharena.mark(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 16, "3MiB", PAGE - 1])
+def test_a_cap_below_a_page_would_refuse_everything(
+    arena: FakeCore, size: int | str
+) -> None:
+    with pytest.raises(ValueError, match=r"is less than a page of 4 MiB"):
+        torcharena.set_limit(size)
+    assert torcharena.limit(0) is None
+    torcharena.set_limit(0)
+    assert torcharena.limit(0) == 0

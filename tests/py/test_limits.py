@@ -110,7 +110,7 @@ def test_the_administrators_cap_holds_over_the_others(
         torcharena.enable(limit="16GiB")
     assert [str(one.message) for one in said] == [
         "torcharena: a cap of 16 GiB was asked for; the one of 4 GiB from "
-        "TORCHARENA_LIMIT is lower and holds"
+        "TORCHARENA_LIMIT or --limit is lower and holds"
     ]
     assert said[0].filename == __file__
     assert torcharena.limit() == 4 * GIB
@@ -121,7 +121,7 @@ def test_the_administrators_cap_holds_over_the_others(
     assert torcharena.limit() == 2 * GIB
     quiet(torcharena.set_limit, "4GiB")  # its own may rise
     assert torcharena.limit() == 4 * GIB
-    with pytest.raises(RuntimeError, match="TORCHARENA_LIMIT is lower and holds"):
+    with pytest.raises(RuntimeError, match="TORCHARENA_LIMIT or --limit is lower"):
         torcharena.set_limit("9GiB", strict=True)
     assert [(one.value, one.source, one.holds) for one in torcharena.limits(0)] == [
         (4 * GIB, "api", True),
