@@ -33,6 +33,10 @@ def hold(library: Any) -> None:
     admin = state.current.admin
     if admin is None:
         return
+    if admin.facts.uid != os.getuid():  # forked by a server that is another user's
+        admin.facts = tenants.facts()
+        rules = admin.file.tenants if admin.file else ()
+        admin.tenant = tenants.tenant(rules, admin.facts)
     admin.devices = limits_admin.devices(library)
     admin.apply(library)
     watched = limits_admin.path()

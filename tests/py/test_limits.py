@@ -389,6 +389,17 @@ def test_a_ledger_that_a_change_needs_and_nobody_can_use(machine: Machine) -> No
         look()
 
 
+def test_who_became_another_user_is_that_users(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server enables, forks and gives its rights up; then CUDA comes up."""
+    machine.write('[limits]\ntenant = "8GiB"')
+    torcharena.enable()
+    monkeypatch.setattr(os, "getuid", lambda: 4242424)
+    machine.bring_up_cuda()
+    assert torcharena.limits().tenant == "uid-4242424"
+
+
 def test_what_did_not_hold_leaves_nothing_behind(machine: Machine) -> None:
     """Caps, tenant and what `limits` says are the old ones together; and it is tried again."""
     machine.write('mode = "off"')
