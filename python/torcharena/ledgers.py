@@ -75,7 +75,7 @@ def choose(admin: AdminFile | None, wanted: str | None) -> Place:
 def unusable(path: str) -> str:
     """Why processes of several users cannot keep a cap in the directory; "" where they can."""
     remedy = (
-        f"as root: install -d -m 2770 -g GROUP {path}, GROUP being those who may use GPUs"
+        f"as root: install -d -m 3770 -g GROUP {path}, GROUP being those who may use GPUs"
     )
     try:
         about = os.lstat(path)

@@ -95,7 +95,7 @@ class Shared:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.ledger, self.file = folder / "run", folder / "limits.toml"
         self.ledger.mkdir()
-        self.ledger.chmod(0o2770)
+        self.ledger.chmod(0o3770)
         names = ("TORCHARENA_TEST_LIMITS", "TORCHARENA_SIM_LIMITS")
         self.environment = environment | dict.fromkeys(names, str(self.file))
         self.processes: list[Process] = []

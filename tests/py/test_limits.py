@@ -285,13 +285,13 @@ def test_a_ledger_that_breaks_when_cuda_comes_up(machine: Machine, mode: str) ->
 
 def test_whose_directory_is_usable(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert "is not there (as root: install -d -m 2770" in ledgers.unusable(str(folder))
+    assert "is not there (as root: install -d -m 3770" in ledgers.unusable(str(folder))
     folder.mkdir(mode=0o700)
     if os.getuid() != 0:
         assert "belongs to uid" in ledgers.unusable(str(folder))
         return
     assert "shared with no other user, mode 0700" in ledgers.unusable(str(folder))
-    folder.chmod(0o2770)
+    folder.chmod(0o3770)
     assert ledgers.unusable(str(folder)) == ""
     folder.chmod(0o2777)
     assert "writable by everybody" in ledgers.unusable(str(folder))

@@ -255,7 +255,7 @@ print(found["shared"], ledgers.unusable(sys.argv[1]))
     folder = tmp_path / "run"
     folder.mkdir()
     os.chown(folder, 0, group)
-    folder.chmod(0o2770)
+    folder.chmod(0o3770)
     for at in (tmp_path, *tmp_path.parents):  # others may pass
         if not at.stat().st_mode & 0o001:
             at.chmod(at.stat().st_mode & 0o7777 | 0o011)

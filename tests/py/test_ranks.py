@@ -155,7 +155,7 @@ def test_every_way_with_and_without_peers(tmp_path: Path) -> None:
     alone = peaks(said)
     # To a collective's buffer or two: a thread of PyTorch's lets go of them now and then.
     for way in SURE:
-        assert alone[0, way] == pytest.approx(together[0, way], rel=0.01), way
+        assert alone[0, way] == pytest.approx(together[0, way], abs=3 << 19), way
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -154,7 +154,7 @@ def test_a_file_that_makes_no_sense_is_no_missing_one(machine: SimpleNamespace) 
 def test_a_directory_that_one_may_not_read(
     machine: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine.folder.chmod(0o2770)
+    machine.folder.chmod(0o3770)
     real = os.listdir
 
     def listdir(path: str) -> list[str]:
