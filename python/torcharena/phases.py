@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import Any
 
 from .loading import core
-from .state import enabled
+from .state import enabled, when_cuda_is_up
 
 __all__ = ["CATEGORIES", "phase", "start", "watching"]
 
@@ -47,11 +46,8 @@ def start() -> None:
     """Counts from now on, or from the moment when CUDA is in use."""
     global _waiting
     if not watching() and not _waiting:
-        import torch
-
         _waiting = True
-        lazily: Any = torch.cuda._lazy_call
-        lazily(watching)
+        when_cuda_is_up(watching)
 
 
 class phase(contextlib.ContextDecorator):

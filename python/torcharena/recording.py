@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from .loading import core, loaded, pass_on, warn
-from .state import needs_cuda, needs_enabled
+from .state import needs_cuda, needs_enabled, when_cuda_is_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,10 +94,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
 def start_with_cuda(path: str) -> None:
     """Records from the first allocation on. A process that never uses CUDA, a worker of a
     data loader say, writes nothing."""
-    import torch
-
-    lazily: Any = torch.cuda._lazy_call
-    lazily(lambda: record(path))
+    when_cuda_is_up(lambda: record(path))
 
 
 def mark(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
@@ -26,6 +27,7 @@ __all__ = [
     "lock",
     "needs_cuda",
     "needs_enabled",
+    "when_cuda_is_up",
 ]
 
 DEFAULT_PAGE = 4 << 20  # bytes, as in torcharena.h
@@ -123,6 +125,18 @@ def needs_cuda() -> None:
         import torch
 
         torch.cuda.init()
+
+
+def when_cuda_is_up(call: Callable[[], Any]) -> None:
+    """Calls it now, or once CUDA is initialised; from within what torch calls then, now: its
+    lock is held there, and queueing would wait for ever."""
+    import torch
+
+    if getattr(torch.cuda._tls, "is_initializing", False):
+        call()
+        return
+    lazily: Any = torch.cuda._lazy_call
+    lazily(call)
 
 
 def device_index(device: DeviceLike) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import conf, limits_table, torch_snapshot, torch_stats
 from .loading import core, pass_on, warn
+from .state import when_cuda_is_up
 
 __all__ = ["install", "mem_get_info", "replaced"]
 
@@ -149,7 +150,7 @@ def _settings() -> dict[str, Any]:
 
 def _with_cuda(call: Callable[[], Any]) -> None:
     """Now, or once CUDA is initialised."""
-    _torch.cuda._lazy_call(call)
+    when_cuda_is_up(call)
 
 
 def _record_history(

@@ -234,6 +234,25 @@ print({row["path"]: row["live"] for row in torcharena.report().data["phases"]})
     assert "child" not in found
 
 
+@with_torch
+def test_what_begins_while_cuda_is_being_initialised() -> None:
+    """torch calls what was queued with its lock held: a rehearsal's history begins there."""
+    found = run("""
+def begin():
+    torch.cuda.memory._record_memory_history(context=None)
+    with torcharena.phase("early"):
+        pass
+
+torch.cuda._lazy_call(begin)
+with torcharena.phase("load"):
+    kept = torch.empty(1 << 20, device="cuda")
+print({row["path"]: row["live"] for row in torcharena.report().data["phases"]}
+      | {"events": len(core.history())})
+""")
+    assert found["load"] == 4 << 20
+    assert found["events"] >= 1
+
+
 def test_phase_names() -> None:
     for name in ("", "a/b", "a\nb", "a\0b"):
         with pytest.raises(ValueError, match="a name is one line"):
