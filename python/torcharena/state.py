@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
@@ -128,12 +129,12 @@ def needs_cuda() -> None:
 
 
 def when_cuda_is_up(call: Callable[[], Any]) -> None:
-    """Calls it now, or once CUDA is initialised; from within what torch calls then, now: its
-    lock is held there, and queueing would wait for ever."""
+    """Calls it now, or once CUDA is initialised; from within what torch calls then, after the
+    rest of that. torch's own function would wait there for ever, for the lock that is held."""
     import torch
 
     if getattr(torch.cuda._tls, "is_initializing", False):
-        call()
+        torch.cuda._queued_calls.append((call, traceback.format_stack()))
         return
     lazily: Any = torch.cuda._lazy_call
     lazily(call)

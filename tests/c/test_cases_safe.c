@@ -206,7 +206,8 @@ TEST(S15)
 typedef struct busy_thread {
     world *w;
     atomic_bool *stop;
-    int rounds;
+    atomic_int rounds;
+    ta_status failed;
 } busy_thread;
 static void *keep_busy(void *context)
 {
@@ -215,9 +216,9 @@ static void *keep_busy(void *context)
     while (!*b->stop) {
         void *at;
         const uint64_t size = world_between(&random, 1, 12 * MiB);
-        if (ta_alloc(b->w->allocator, size, 0, b->w->stream[0][1], &at, NULL) != TA_OK)
-            break;
-        if (ta_free(b->w->allocator, at) != TA_OK) break;
+        b->failed = ta_alloc(b->w->allocator, size, 0, b->w->stream[0][1], &at, NULL);
+        if (!b->failed) b->failed = ta_free(b->w->allocator, at);
+        if (b->failed) break;
         b->rounds++;
         if (b->rounds % 64 == 0) ta_trim(b->w->allocator, 0, NULL);
     }
@@ -250,10 +251,11 @@ TEST(S16)
     CHECK_EQ(world_alloc(&w, &h, 20 * MiB, 0, NULL), TA_OK);
     h.serial = 40403;
     world_write(&h);
-    busy_thread b = {&w, &stop, 0};
+    busy_thread b = {.w = &w, .stop = &stop};
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, keep_busy, &b), 0);
     int status = 0, bad = 0;
+    for (int i = 0; i < 10000 && !b.rounds; i++) usleep(1000); /* it is busy by then */
     for (int i = 0; i < 20; i++) {
         const pid_t pid = fork();
         if (pid == 0) {
@@ -265,6 +267,7 @@ TEST(S16)
     stop = true;
     CHECK_EQ(pthread_join(thread, NULL), 0);
     if (bad) TA_TEST_FAIL("%d children of 20 went wrong, the last with %d", bad, status);
+    CHECK_EQ(b.failed, TA_OK);
     CHECK(b.rounds > 0);
     CHECK(world_kept(&h));
     CHECK_EQ(world_stats(&w, 0).allocated[TA_POOL_ALL].current, 20 * MiB);

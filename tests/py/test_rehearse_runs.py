@@ -264,3 +264,27 @@ def test_the_plugin_of_pytest(tmp_path: Path) -> None:
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
     wrong = pytest_of("--simulated-gpu", "moon")
     assert wrong.returncode == 4 and "no card of the catalogue" in wrong.stderr
+
+
+def test_a_script_that_enables_the_arena_itself(tmp_path: Path) -> None:
+    """Under every allocator that is what it runs on, and the report says so."""
+    script = tmp_path / "enables.py"
+    script.write_text(
+        "import torch, torcharena\n"
+        "torcharena.enable()\n"
+        "kept = torch.empty(1 << 20, device='cuda')\n"
+        "print(torcharena.report().data['now']['bytes'])\n"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torcharena", "rehearse", "--gpu", "16GiB"),
+            *("--allocator", "native", str(script)),
+        ],
+        env={**os.environ, "PYTHONPATH": str(simulated.PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(4 << 20) in done.stdout
+    assert "the script enables torcharena itself, so this is the arena" in done.stdout

@@ -146,7 +146,14 @@ class Watch:
             share = min(1.0, self.job.limit / total)
             self.torch.cuda.set_per_process_memory_fraction(share, device)
 
+    def on_arena(self) -> bool:
+        """The program may have enabled it itself, whatever was to be rehearsed."""
+        state = sys.modules.get("torcharena.state")
+        return self.job.allocator == "arena" or (state is not None and state.enabled())
+
     def watch_places(self) -> None:
+        if self.on_arena():
+            return
         places.start(self.torch)
         observe = getattr(self.torch._C, "_cuda_attach_out_of_memory_observer", None)
         if observe is not None:
@@ -243,7 +250,7 @@ class Watch:
 
     def look(self, step: int) -> None:
         """Finds out what holds the peak, where it has just moved or is known to stand."""
-        if not self.job.places or self.job.allocator == "arena":
+        if not self.job.places or self.on_arena():
             return
         known = self.job.peak_step
         if known is not None:
@@ -319,7 +326,7 @@ class Watch:
             stack = self.frames(error.__traceback__)
             self.oom = {"device": None, "wanted": None, "stack": stack}
         initialised = self.torch.cuda.is_initialized()
-        if self.job.places and self.job.allocator != "arena" and initialised:
+        if self.job.places and not self.on_arena() and initialised:
             self.peak = max(self.peak, self.peak_requested())
             grown = self.peak > self.analysed * _GROWN and self.job.peak_step is None
             if self.oom is None and (grown or self.holders is None):
