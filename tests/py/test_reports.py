@@ -23,11 +23,11 @@ def torch_(arena: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Any:
         cuda=SimpleNamespace(
             device_count=lambda: 2,
             is_initialized=lambda: True,
-            _lazy_call=lambda call: call(),
         ),
         _C=SimpleNamespace(),
     )
     monkeypatch.setattr(torch_memory, "_torch", stand_in)
+    monkeypatch.setattr(torch_memory, "when_cuda_is_up", lambda call: call())
     monkeypatch.setattr(torch_memory._History, "enabled", None)
     monkeypatch.setattr(torch_memory._History, "skip", frozenset())
     return stand_in
