@@ -277,6 +277,16 @@ ta_status ta_usage_create(ta_usage **usage)
     return TA_OK;
 }
 
+/* What the device's numbers say now has been counted. */
+static void seen(const ta_usage *u, device_usage *d, const ta_stats *stats)
+{
+    d->page_moves = stats->page_moves;
+    d->waits = stats->waits;
+    d->wait_us = stats->wait_us;
+    pass(u, d);
+    ta_timeline_reserve(&d->timeline, stats->reserved.current);
+}
+
 ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
 {
     if (child(u)) return TA_FORKED;
@@ -291,11 +301,7 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
         ta_stats stats;
         if (ta_get_stats(allocator, i, &stats)) continue;
         pthread_mutex_lock(&d->mutex);
-        d->page_moves = stats.page_moves;
-        d->waits = stats.waits;
-        d->wait_us = stats.wait_us;
-        pass(u, d);
-        ta_timeline_reserve(&d->timeline, stats.reserved.current);
+        seen(u, d, &stats);
         pthread_mutex_unlock(&d->mutex);
     }
     return TA_OK;
@@ -365,11 +371,7 @@ static void charge(ta_usage *u, uint32_t phase)
         p->page_moves += stats.page_moves - d->page_moves;
         p->waits += stats.waits - d->waits;
         p->wait_us += stats.wait_us - d->wait_us;
-        d->page_moves = stats.page_moves;
-        d->waits = stats.waits;
-        d->wait_us = stats.wait_us;
-        pass(u, d);
-        ta_timeline_reserve(&d->timeline, stats.reserved.current);
+        seen(u, d, &stats);
         pthread_mutex_unlock(&d->mutex);
     }
 }

@@ -68,7 +68,6 @@ PyObject *ta_py_usage_enter(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_between(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_step(PyObject *self, PyObject *args);
-PyObject *ta_py_usage_reset_peaks(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_look(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_phases(PyObject *self, PyObject *args);

@@ -76,16 +76,6 @@ PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyObject *ta_py_usage_reset_peaks(PyObject *self, PyObject *args)
-{
-    (void)self;
-    int device = 0;
-    if (!PyArg_ParseTuple(args, "i:usage_reset_peaks", &device) || needed() == NULL)
-        return NULL;
-    ta_usage_reset_peaks(usage, device);
-    Py_RETURN_NONE;
-}
-
 /* usage_set_category(device, addresses, category) */
 PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args)
 {

@@ -20,7 +20,7 @@ from .remedies import remedies
 from .reporting_text import comparison, table
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
 
-__all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report"]
+__all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report", "write_whole"]
 
 VERSION = 1
 _PEAK, _OOM, NOW = range(3)  # as in csrc/core/usage.h
@@ -30,6 +30,14 @@ _NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
 HOLDERS = 12  # of the largest groups at the peak
 STEADY = 8  # completed steps that growth is looked for in
 _FEWEST = 4  # of them that a growing group must have left something in
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes a file whole or not at all. Raises OSError."""
+    whole = Path(path)
+    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    os.replace(part, whole)
 
 
 class Report:
@@ -53,17 +61,14 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it, whole or not at all: as one self-contained page where the name ends in
         ``.html``, else as JSON, which `load` reads. Raises OSError."""
-        whole = Path(path)
-        part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-        if whole.suffix.lower() in (".html", ".htm"):
+        if Path(path).suffix.lower() in (".html", ".htm"):
             from .page import page
 
             text = page(self.data)
         else:  # lists of numbers on a line each
             text = json.dumps(self.data, indent=1) + "\n"
             text = re.sub(r"(?<=[\[\d,])\n\s+(?=[-\d\]])", "", text)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, whole)
+        write_whole(path, text.encode())
 
     def compare(self, other: Report) -> str:
         """A table of what differs from this one to the other."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from pathlib import Path
 from typing import Any
 
 from . import phases, reporting, tracking
@@ -38,15 +37,13 @@ def snapshot(path: str | os.PathLike[str]) -> None:
         paths = reporting.paths_of(library.usage_phases(device))
         told = {
             address: (reporting.category_of(category, paths[phase]), paths[phase])
-            for address, _, _, phase, category in library.usage_blocks(device, 2)
+            for address, _, _, phase, category in library.usage_blocks(
+                device, reporting.NOW
+            )
         }
         segments = [s for s in found["segments"] if s["device"] == device]
         annotate(segments, trace, told)
-    whole = Path(path)
-    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-    with part.open("wb") as out:
-        pickle.dump(found, out)
-    os.replace(part, whole)
+    reporting.write_whole(path, pickle.dumps(found))
 
 
 def annotate(segments: list[Any], trace: list[Any], told: Told) -> None:
