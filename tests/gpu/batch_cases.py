@@ -1,0 +1,218 @@
+"""The batch finder on a card: what it finds runs, is near the true limit, and leaves nothing
+behind. Run by test_batches.py, a process each, by torch's own allocator and by the arena.
+
+    python batch_cases.py NAME native|expandable|arena"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torcharena
+from torch import nn
+
+CAP = 1 << 30  # bytes
+MOST = 1 << 20
+
+
+def capped(allocator: str) -> None:
+    """The process may have CAP bytes."""
+    if allocator == "arena":
+        torcharena.enable(limit=CAP)
+        torch.cuda.init()
+        return
+    if allocator == "expandable":
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(CAP / total)
+
+
+class Training:
+    """A small network with all that training has: state that a step makes, buffers, a loss
+    scale, a schedule, an average, and numbers drawn at random."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(
+            nn.Linear(256, 1024), nn.BatchNorm1d(1024), nn.GELU(), nn.Dropout(0.1),
+            nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 16),
+        ).cuda()  # fmt: skip
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+        self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.losses: list[torch.Tensor] = []
+        self.sizes: set[int] = set()
+        self.last: Any = None
+
+    def step(self, batch_size: int) -> None:
+        """One of training."""
+        random.random()
+        self.model.train()
+        x = torch.randn(batch_size, 256, device="cuda")
+        y = torch.randint(0, 16, (batch_size,), device="cuda")
+        with torch.autocast("cuda", torch.float16):
+            self.last = self.model(x)
+            loss = nn.functional.cross_entropy(self.last, y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                self.average[name].lerp_(parameter, 0.1)
+        self.losses.append(loss)
+        self.sizes.add(batch_size)
+
+    def state(self) -> dict[str, Any]:
+        """All of it, contents on the host."""
+        parameters = list(self.model.parameters())
+        return {
+            "model": {k: v.cpu() for k, v in self.model.state_dict().items()},
+            "grads": [None if p.grad is None else p.grad.cpu() for p in parameters],
+            "places": [p.data_ptr() for p in parameters],
+            "optimizer": _on_host(self.optimizer.state_dict()),
+            "held": len(self.optimizer.state),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "average": {k: v.cpu() for k, v in self.average.items()},
+            "losses": list(self.losses),
+            "sizes": set(self.sizes),
+            "last": self.last,
+            "training": [m.training for m in self.model.modules()],
+        }
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {k: _on_host(v) for k, v in value.items()}
+    return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def same(one: Any, other: Any, at: str = "") -> None:
+    """Asserts that two states are equal, to the bit."""
+    assert type(one) is type(other), (at, type(one), type(other))
+    if isinstance(one, torch.Tensor):
+        bits = torch.uint8
+        assert one.dtype == other.dtype and one.shape == other.shape, at
+        assert one.reshape(-1).view(bits).equal(other.reshape(-1).view(bits)), at
+    elif isinstance(one, dict):
+        assert list(one) == list(other), (at, list(one), list(other))
+        for key in one:
+            same(one[key], other[key], f"{at}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), (at, len(one), len(other))
+        for index, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            same(mine, theirs, f"{at}[{index}]")
+    else:
+        assert one == other, (at, one, other)
+
+
+def drawn() -> list[Any]:
+    """The state of every generator."""
+    return [torch.get_rng_state(), torch.cuda.get_rng_state(), random.getstate()]
+
+
+def runs(make: Callable[[], Training], size: int) -> bool:
+    """Three steps of a training made anew, by hand."""
+    training = make()
+    try:
+        for _ in range(3):
+            training.step(size)
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        del training
+        gc.collect()
+        torch.cuda.empty_cache()
+    return True
+
+
+def limit_by_hand(make: Callable[[], Training], most: int) -> int:
+    """Within 1 %."""
+    low, high = 0, most
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(make, middle) else (low, middle)
+    return low
+
+
+def trains(allocator: str) -> None:
+    """G15: at least 0.95 of the true limit; all is as before; then it trains at that."""
+    capped(allocator)
+    torch.zeros(1, device="cuda")
+    limit = limit_by_hand(Training, 1 << 16)
+    training = Training()
+    gc.collect()
+    torch.cuda.synchronize()
+    before, live = training.state(), torch.cuda.memory_allocated()
+    generators = drawn()
+    found = torcharena.find_batch_size(training.step, start=64, max=MOST)
+    torch.cuda.synchronize()
+    same(before, training.state())
+    same(generators, drawn())
+    del before
+    gc.collect()
+    left = torch.cuda.memory_allocated() - live
+    assert left == 0, left
+    assert not found.notes, found.notes
+    print(f"{allocator}: limit by hand {limit}, found {found!r}, ratio {found / limit:.3f}")
+    print(found.table())
+    assert 0.95 * limit <= found <= 1.03 * limit, (found, limit)
+    assert found.failed_in == "training"
+    for _ in range(20):
+        training.step(found)
+        training.losses[-1] = training.losses[-1].item()
+    torch.cuda.synchronize()
+
+
+def goes_on(allocator: str) -> None:
+    """In the middle of a training: the steps after it are those without it, to the bit."""
+    capped(allocator)
+
+    def trained(search: bool) -> dict[str, Any]:
+        torch.manual_seed(1)
+        random.seed(1)
+        training = Training()
+        for step in range(6):
+            if step == 3 and search:
+                torcharena.find_batch_size(training.step, start=512, max=1 << 14)
+            training.step(32)
+        torch.cuda.synchronize()
+        state = training.state()
+        del state["places"], state["losses"], state["last"]
+        return state
+
+    torch.use_deterministic_algorithms(True)
+    same(trained(False), trained(True))
+
+
+def decorated(allocator: str) -> None:
+    """The first call finds the size, and runs from the state before."""
+    capped(allocator)
+    training = Training()
+
+    @torcharena.find_batch_size(start=64, max=MOST, effective=1 << 14)
+    def train(batch_size: int, accumulation: int, steps: int = 3) -> tuple[int, int]:
+        for _ in range(steps * accumulation):
+            training.step(batch_size)
+        return batch_size, accumulation
+
+    first = train(steps=2)
+    assert first[0] * first[1] == 1 << 14, first
+    assert training.schedule.last_epoch == 2 * first[1], training.schedule.last_epoch
+    assert train() == first == (train.batch_size, train.batch_size.accumulation)
+    assert runs(Training, first[0]) and not runs(Training, 2 * first[0]), first
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    globals()[sys.argv[1]](*sys.argv[2:])
