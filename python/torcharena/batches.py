@@ -131,11 +131,14 @@ class _Wanted:
         )  # fmt: skip
         rule = "1 <= min <= start <= max, 1 <= multiple"
         low = multiple if least is None else least
-        if multiple < 1 or low < 1 or not low <= (low if start is None else start) <= most:
+        first = low if start is None else start
+        if builtins.min(multiple, low, first) < 1 or not low <= most >= first:
+            raise ValueError(f"{said}: {rule}")
+        if least is not None and first < least:
             raise ValueError(f"{said}: {rule}")
         self.effective = effective
-        first = -(-low // multiple) * multiple
-        self.sizes: Sequence[int] = range(first, most + 1, multiple)
+        lowest = -(-low // multiple) * multiple
+        self.sizes: Sequence[int] = range(lowest, most + 1, multiple)
         if effective is not None:
             if effective < 1:
                 raise ValueError(f"effective={effective}: a batch size")
@@ -143,7 +146,7 @@ class _Wanted:
         if not self.sizes:
             what = "no multiple" if effective is None else f"no divisor of {effective}"
             raise ValueError(f"{said}: {what} lies in between")
-        self.start = low if start is None else start
+        self.start = builtins.max(low, low if start is None else start)
 
     def accumulation(self, size: int) -> int:
         """Steps to accumulate."""
@@ -289,17 +292,17 @@ def _search(
 ) -> BatchSize:
     ranks = Ranks()
     card = _Card(call, steps, ranks)
-    search = wanted.search(card.room, _CLOSE)
-    tried: list[Try] = []
-    why_not = _cannot_narrow(card, search, narrow)
-    if not why_not:
-        from .rehearsal import batches
-
-        say("rehearsing ...")
-        search.forecast, why_not = batches.forecast(call, wanted, search.start, steps)
-        for size, peak in search.forecast.items():
-            tried.append(Try(size, peak <= card.room, peak, why="too large", rehearsed=True))
     try:
+        search = wanted.search(card.room, _CLOSE)
+        tried: list[Try] = []
+        why_not = _cannot_narrow(card, search, narrow)
+        if not why_not:
+            from .rehearsal import batches
+
+            say("rehearsing ...")
+            search.forecast, why_not = batches.forecast(call, wanted, search.start, steps)
+            for size, peak in search.forecast.items():
+                tried.append(_rehearsed(size, peak, card.room))
         while True:
             size = search.next()
             sure = size is None
@@ -319,6 +322,12 @@ def _search(
     found.tried, found.on, found.room = tried, card.name, card.room
     found.not_narrowed = why_not
     found.notes = card.said()
+    refused = sum(one.refused for one in tried if one.size == best and one.ran)
+    if refused:
+        found.notes.append(
+            f"At {best} memory was refused {refused} times, and {call.name} went on: by "
+            "other means, or without that batch."
+        )
     above = [one for one in tried if not one.ran and not one.rehearsed and one.size > best]
     if above:
         found.failed_in = builtins.min(above, key=lambda one: one.size).part
@@ -332,6 +341,11 @@ def _search(
             f"{size}{part}: {card.last_error}"
         )
     return found
+
+
+def _rehearsed(size: int, peak: int, room: int) -> Try:
+    fits = peak <= room
+    return Try(size, fits, peak, why="" if fits else "does not fit", rehearsed=True)
 
 
 def _cannot_narrow(card: _Card, search: Search, narrow: bool) -> str:
@@ -379,6 +393,10 @@ class _Card:
         self._clean()
         self.before = torch.cuda.memory_allocated(self.device)
         self.room = builtins.min(one["room"] for one in ranks.all({"room": self._room()}))
+        # What is there now is not looked through after every try, only at the end.
+        self._froze = gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()
 
     def warm(self, size: int) -> bool:
         """It ran more than once in a row."""
@@ -398,7 +416,6 @@ class _Card:
         grades = Grades()
         calls = 2 if again else self.calls or 1
         kept = 0
-        self._clean()
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         refused = self._stats()["num_ooms"]
@@ -526,6 +543,8 @@ class _Card:
         """Gives back what libraries keep from call to call, if they had nothing before."""
         import torch
 
+        if self._froze:
+            gc.unfreeze()
         with contextlib.suppress(RuntimeError):  # the error under way is of more interest
             self._clean()
             clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)

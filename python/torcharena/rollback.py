@@ -186,7 +186,7 @@ class Rollback:
 
     def _dictionary(self, value: dict[Any, Any]) -> None:
         self._bindings.append(
-            functools.partial(_refill_dictionary, value, dict(dict.items(value)))
+            functools.partial(_refill_dictionary, value, dict(_items(value)))
         )
 
     def _attributes_of_class(self, kind: type) -> None:
@@ -306,17 +306,25 @@ def _refill_dictionary(value: dict[Any, Any], kept: dict[Any, Any]) -> None:
     same = len(value) == len(kept) and all(
         one is other and mine is theirs
         for (one, mine), (other, theirs) in zip(
-            dict.items(value), dict.items(kept), strict=True
+            _items(value), kept.items(), strict=True
         )
     )
     if same:
         return
-    kind: Any = (
-        collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-    )
+    kind = _kind(value)
     kind.clear(value)
     for key, one in kept.items():
         kind.__setitem__(value, key, one)
+
+
+def _kind(value: dict[Any, Any]) -> Any:
+    """Whose methods change it, past what its class may have made of them."""
+    ordered = collections.OrderedDict
+    return ordered if isinstance(value, ordered) else dict
+
+
+def _items(value: dict[Any, Any]) -> Any:
+    return _kind(value).items(value)
 
 
 def _refill_list(value: list[Any], kept: list[Any]) -> None:

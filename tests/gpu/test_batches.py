@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from gpu_case import run_case
 
+CASES = ("trains", "goes_on", "decorated")
+
 
 @pytest.mark.parametrize("allocator", ["native", "expandable", "arena"])
-@pytest.mark.parametrize("name", ["trains", "goes_on", "decorated"])
-def test_case(name: str, allocator: str) -> None:
-    run_case(name, allocator, program="batch_cases.py")
+def test_batches(allocator: str) -> None:
+    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    environment = expandable if allocator == "expandable" else None
+    run_case(allocator, *CASES, program="batch_cases.py", environment=environment)
