@@ -1,14 +1,17 @@
-"""The batch finder on a card: what it finds runs, is near the true limit, and leaves nothing
-behind. Run by test_batches.py, a process for each of torch's own allocators and the arena.
+"""The batch finder on a card, G15 and S25: what it finds runs, is near the true limit, and
+leaves nothing behind. Run by test_batches.py, a process for each of torch's own allocators and the arena.
 
     python batch_cases.py native|expandable|arena NAME..."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import queue
 import random
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +25,13 @@ CAP = 1 << 30 if REAL else 192 << 20  # bytes
 MOST = 1 << 20
 
 
-def capped(allocator: str) -> None:
-    """The process may have CAP bytes."""
-    if allocator == "arena":
-        torcharena.enable(limit=CAP)
-        torch.cuda.init()
-        return
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(CAP / total)
+def capped(size: int) -> None:
+    """The process may have so many bytes."""
+    if torcharena.enabled():
+        torcharena.set_limit(size)
+    else:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(size / total)
 
 
 class Training:
@@ -147,7 +149,7 @@ def limit_by_hand(make: Callable[[], Training], most: int) -> int:
 
 def trains() -> None:
     """G15: at least 0.95 of the true limit; all is as before; then it trains at that."""
-    torch.zeros(1, device="cuda")
+    capped(CAP)
     limit = limit_by_hand(Training, 1 << 16)
     training = Training()
     gc.collect()
@@ -175,6 +177,7 @@ def trains() -> None:
 
 def goes_on() -> None:
     """In the middle of a training: the steps after it are those without it, to the bit."""
+    capped(CAP)
 
     def trained(search: bool) -> dict[str, Any]:
         torch.manual_seed(1)
@@ -196,6 +199,7 @@ def goes_on() -> None:
 
 def decorated() -> None:
     """The first call finds the size, and runs from the state before."""
+    capped(CAP)
     training = Training()
 
     @torcharena.find_batch_size(start=512, max=MOST, effective=1 << 17)
@@ -212,9 +216,118 @@ def decorated() -> None:
     assert tried[first[0]] and not tried[2 * first[0]], tried
 
 
+# --- S25: an oracle, of which 100 samples of 8 MiB fit --------------------------------------
+SAMPLE = 8 << 20
+
+
+class Oracle:
+    """Functions of a batch size, and what was asked of them. The finder does not put back
+    what is in a queue."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.called: list[int] = []
+        self.told: list[str] = []
+        self.base = torch.cuda.memory_allocated()
+
+    def take(self, size: int) -> torch.Tensor:
+        self.called.append(size)
+        self.asked.put(size)
+        return torch.empty(size * SAMPLE, dtype=torch.uint8, device="cuda")
+
+    def evaluate(self, size: int) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            self.take(2 * size)
+
+    def both(self, size: int) -> None:
+        self.take(size)
+        self.evaluate(size)
+
+    def skips(self, size: int) -> None:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.take(size)
+
+    def library(self, size: int) -> torch.Tensor:
+        """Says what cuBLAS does where it finds no memory."""
+        try:
+            return self.take(size)
+        except torch.OutOfMemoryError:
+            status = "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            raise RuntimeError(f"CUDA error: {status}") from None
+
+    def find(self, fn: Callable[[int], Any], **named: Any) -> tuple[Any, list[int]]:
+        """What was found, and the sizes asked for."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = torcharena.find_batch_size(fn, **named)
+        self.told = [str(one.message) for one in told]
+        self.nothing_is_left()
+        return found, [self.asked.get() for _ in range(self.asked.qsize())]
+
+    def nothing_is_left(self) -> None:
+        assert not self.called and self.model.training and torch.is_grad_enabled()
+        left = torch.cuda.memory_allocated() - self.base
+        assert left == 0, left
+
+
+def s25() -> None:
+    """The first size fails; min and max are given; only evaluation fails; 100 from 128. And
+    other errors than out of memory are raised as they are."""
+    capped(100 * SAMPLE)
+    oracle = Oracle()
+    found, asked = oracle.find(oracle.take, start=128)
+    assert 95 <= found <= 100 and asked[0] == 128 and len(asked) <= 10, (found, asked)
+    assert found.failed_in == "training" and not oracle.told
+    assert asked.count(found) >= 2
+    found, asked = oracle.find(oracle.take, start=8, min=4, max=64)
+    assert found == 64 and not found.failed_in
+    assert all(4 <= size <= 64 for size in asked)
+    found, _ = oracle.find(oracle.take, start=120, multiple=8)
+    assert found == 96
+    found, _ = oracle.find(oracle.library, start=64)
+    assert 95 <= found <= 100
+
+    found, _ = oracle.find(oracle.both, start=8)
+    assert 48 <= found <= 50 and found.failed_in == "evaluation", found.table()
+    assert len(oracle.told) == 1 and "not its training" in oracle.told[0], oracle.told
+    assert "evaluate=function" in found.table()
+    found, _ = oracle.find(oracle.take, start=8, evaluate=oracle.evaluate)
+    assert 95 <= found <= 100 and 48 <= found.evaluation <= 50
+    assert not oracle.told, oracle.told
+    found, _ = oracle.find(oracle.skips, start=64, max=128)
+    assert found == 128 and "went on" in found.table()
+
+    error = KeyError("of the user's")
+
+    def fails(size: int) -> None:
+        held = oracle.take(size)
+        if held.numel() > 40 * SAMPLE:
+            raise error
+
+    for wrong, kind, named in (
+        (fails, KeyError, {}),
+        (oracle.take, torch.OutOfMemoryError, {"min": 120, "start": 256}),
+    ):
+        try:
+            torcharena.find_batch_size(wrong, **named)
+        except kind as raised:
+            raised.__traceback__ = None  # its frames hold what they held
+            oracle.nothing_is_left()
+            assert raised is error or "even with a batch size of 120 (training): CUDA" in (
+                str(raised)
+            ), raised
+        else:
+            raise AssertionError("nothing was raised")
+
+
 if __name__ == "__main__":
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    capped(sys.argv[1])
+    if sys.argv[1] == "arena":
+        torcharena.enable()
+    torch.cuda.init()
     for name in sys.argv[2:]:
         globals()[name]()
         gc.collect()
+        torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
-"""The batch finder on a GPU, G15 above all."""
+"""The batch finder on a GPU: G15, and S25."""
 
 from __future__ import annotations
 
 import pytest
 from gpu_case import run_case
 
-CASES = ("trains", "goes_on", "decorated")
+CASES = ("s25", "trains", "goes_on", "decorated")
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable", "arena"])

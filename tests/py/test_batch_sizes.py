@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import pickle
 import random
+import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from torcharena import BatchSize, batches, find_batch_size
+from torcharena import BatchSize, batch_ranks, batches, find_batch_size
 from torcharena.batch_sizes import Search, Try
 from torcharena.rehearsal import batches as by_rehearsal
 from torcharena.rehearsal import cards, launch, report, verdict
@@ -452,3 +456,61 @@ def test_an_error_under_way_keeps_its_frames() -> None:
             failures.let_go(error, handled)
             assert not frame.f_locals and error.__traceback__ is None
         assert handled.__traceback__.tb_next.tb_frame.f_locals  # type: ignore[union-attr]
+
+
+# --- several ranks ------------------------------------------------------------------------
+class Store:
+    """torch's, between threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def get(self, key: str) -> str:
+        return self.values[key]
+
+    def wait(self, keys: list[str], patience: Any) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: keys[0] in self.values, 0.5):
+                raise RuntimeError("wait timeout")
+
+
+def test_ranks_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    monkeypatch.setattr(batch_ranks, "_store", lambda: store)
+    two = [batch_ranks.Ranks(), batch_ranks.Ranks()]
+    for rank, one in enumerate(two):
+        one.many, one.world, one.rank, one._place = True, 2, rank, "search"
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(lambda one: one.all({"ran": one.rank == 0}), two))
+        assert said == [[{"ran": True}, {"ran": False}]] * 2
+        two[1].give_up(KeyError("mine"))
+        with pytest.raises(RuntimeError, match="batch size 8 failed on rank 1: KeyError"):
+            two[0].all({}, "batch size 8")
+        with pytest.raises(RuntimeError, match="rank 1 has not come back from batch size 16"):
+            two[0].all({}, "batch size 16")
+
+
+def test_replicas_exchange_nothing_while_sizes_are_tried() -> None:
+    class Replica:
+        require_forward_param_sync = True
+        quiet = False
+
+        @contextlib.contextmanager
+        def no_sync(self) -> Iterator[None]:
+            self.quiet = True
+            yield
+            self.quiet = False
+
+    ranks, replica = batch_ranks.Ranks(), Replica()
+    with ranks.alone([replica]):
+        assert not replica.quiet  # there is nobody to exchange with
+    ranks.many = True
+    with ranks.alone([replica]):
+        assert replica.quiet and not replica.require_forward_param_sync
+    assert not replica.quiet and replica.require_forward_param_sync

