@@ -141,7 +141,9 @@ class BatchSize(int):
             where = ", rehearsed" if by_rehearsal and one.rehearsed else ""
             lines.append(f"{one.size:>8}  {one}{where}".rstrip())
         if self.failed_in == "evaluation" and self.evaluation is None:
-            above = builtins.min(s.size for s in self.tried if s.size > self and not s.ran)
+            above = builtins.min(
+                s.size for s in self.tried if s.size > self and not s.ran
+            )
             lines.append(f"{_EVALUATION.format(size=above)}")
         if self.evaluation is not None:
             lines.append(f"for evaluation, {self.evaluation.table()}")
@@ -174,7 +176,9 @@ class BatchSize(int):
         ax.axhline(room / _GIB, color="0.4", linewidth=1)
         if doubt:
             sure = (room - doubt) / _GIB
-            ax.axhspan(sure, room / _GIB, color="0.9", zorder=0, label="too close to tell")
+            ax.axhspan(
+                sure, room / _GIB, color="0.9", zorder=0, label="too close to tell"
+            )
         limited = first is not None and first.limit is not None
         allowance = "limit" if limited else f"room on {self.on}"
         ax.annotate(

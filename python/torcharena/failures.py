@@ -91,13 +91,13 @@ class Grades:
     _KINDS = ("no_grad", "set_grad_enabled", "inference_mode")
 
     def __init__(self) -> None:
-        self._originals: list[tuple[type, Any]] = []
+        self._originals: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> Grades:
         import torch
 
         for name in self._KINDS:
-            kind = getattr(torch, name)
+            kind: Any = getattr(torch, name)
             original = kind.__exit__
             self._originals.append((kind, original))
             kind.__exit__ = self._wrapped(original)

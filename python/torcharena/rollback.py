@@ -30,9 +30,16 @@ _PLAIN = (
     types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, BaseException,
 )  # fmt: skip
 # Of torch, what may hold a model, an optimizer, or state of training.
-_LOOKED_THROUGH = ("torch.nn", "torch.optim", "torch.amp", "torch.cuda.amp")
-_LOOKED_THROUGH += ("torch.utils.data", "torch.distributed.fsdp", "torch.distributed.optim")
-_WITH_STATE_BELOW = ("torch.distributed", "torch.nn.parallel", "torch.jit", "torch._dynamo")
+_LOOKED_THROUGH = (
+    "torch.nn", "torch.optim", "torch.amp", "torch.cuda.amp", "torch.utils.data",
+    "torch.distributed.fsdp", "torch.distributed.optim",
+)  # fmt: skip
+_WITH_STATE_BELOW = (
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.jit",
+    "torch._dynamo",
+)
 _Undo = Callable[[], None]
 
 
@@ -71,13 +78,16 @@ class Rollback:
         self.notes: list[str] = []
         self.reaches_cuda = False
         self.replicas: list[Any] = []  # DistributedDataParallel modules
-        self._bindings: list[_Undo] = []  # before contents, so that tensors are there again
+        self._bindings: list[
+            _Undo
+        ] = []  # before contents, so that tensors are there again
         self._contents: list[_Undo] = []
         self._seen: dict[int, Any] = {}  # held, so that no id comes twice
         self._storages: set[tuple[str, int]] = set()
         self._ours: deque[Any] = deque(roots)
         self._others: deque[Any] = deque()
         self._walk()
+        self._seen.clear()
         self._flags = _flags()
         self._random = RandomState()
 
@@ -211,7 +221,9 @@ class Rollback:
             for name in code.co_names:
                 found = space.get(name)
                 then.append(found)
-                if isinstance(found, types.ModuleType) and not _is_library(found.__name__):
+                if isinstance(found, types.ModuleType) and not _is_library(
+                    found.__name__
+                ):
                     then += [vars(found).get(inner) for inner in code.co_names]
             for step in dis.get_instructions(code):
                 if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -305,9 +317,7 @@ _MISSING: Any = object()
 def _refill_dictionary(value: dict[Any, Any], kept: dict[Any, Any]) -> None:
     same = len(value) == len(kept) and all(
         one is other and mine is theirs
-        for (one, mine), (other, theirs) in zip(
-            _items(value), kept.items(), strict=True
-        )
+        for (one, mine), (other, theirs) in zip(_items(value), kept.items(), strict=True)
     )
     if same:
         return
@@ -501,4 +511,3 @@ def _is_library(module: str) -> bool:
         place and ("site-packages" in place or "dist-packages" in place)
         for place in places
     )
-

@@ -315,8 +315,9 @@ def s25() -> None:
         except kind as raised:
             raised.__traceback__ = None  # its frames hold what they held
             oracle.nothing_is_left()
-            assert raised is error or "even with a batch size of 120 (training): CUDA" in (
-                str(raised)
+            assert (
+                raised is error
+                or "even with a batch size of 120 (training): CUDA" in (str(raised))
             ), raised
         else:
             raise AssertionError("nothing was raised")

@@ -152,7 +152,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> BatchSize:
 
 def test_it_is_a_number(found: BatchSize) -> None:
     assert found == 40 and found + 1 == 41 and [0] * found == [0] * 40
-    assert f"{found}" == str(found) == "%s" % found == json.dumps(found) == "40"
+    assert f"{found}" == str(found) == f"{found}" == json.dumps(found) == "40"
     assert repr(found) == "BatchSize(40)"
     again = pickle.loads(pickle.dumps(found))
     assert again == 40 and again.table() == found.table() and again.accumulation == 1
@@ -173,7 +173,9 @@ def test_the_curve_shows_the_room_and_what_ran_out(found: BatchSize) -> None:
     pytest.importorskip("matplotlib").use("Agg")
     axes = found.plot()
     lines = {line.get_label(): line for line in axes.get_lines()}
-    assert 4.0 in lines["asked for"].get_ydata() and 20.0 in lines["asked for"].get_ydata()
+    assert (
+        4.0 in lines["asked for"].get_ydata() and 20.0 in lines["asked for"].get_ydata()
+    )
     assert 20.5 in lines["reserved (arena)"].get_ydata()
     assert all(size > 40 for size in lines["ran out"].get_xdata())
     room = found.reports[8].card.room
@@ -185,7 +187,10 @@ def test_the_curve_shows_the_room_and_what_ran_out(found: BatchSize) -> None:
 
 def test_the_evaluation_is_told_apart() -> None:
     said = BatchSize(64)
-    said.tried = [Try(64, True, GIB, GIB), Try(128, False, why="memory", part="evaluation")]
+    said.tried = [
+        Try(64, True, GIB, GIB),
+        Try(128, False, why="memory", part="evaluation"),
+    ]
     said.failed_in = "evaluation"
     assert "128  runs out, evaluation" in said.table()
     assert "At 128 it is the evaluation that runs out" in said.table()
@@ -215,7 +220,7 @@ def test_arguments_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="a function"):
         find_batch_size(8)
     monkeypatch.setattr(batches, "_has_gpu", lambda: False)
-    with pytest.raises(RuntimeError, match='no GPU here.*gpu="24GiB"'):
+    with pytest.raises(RuntimeError, match=r'no GPU here.*gpu="24GiB"'):
         find_batch_size(print)
 
 
@@ -238,7 +243,7 @@ def test_a_decorated_function_is_called_without_its_size() -> None:
     assert len(searches) == 1
     with pytest.raises(TypeError, match="finds its batch_size by itself"):
         Fit().fit(batch_size=8, rate=0.5)
-    with pytest.raises(TypeError, match="multiple values|too many positional"):
+    with pytest.raises(TypeError, match=r"multiple values|too many positional"):
         Fit().fit(0.5, 1, 2)
     Fit.fit.batch_size = None  # type: ignore[attr-defined]
     assert type(Fit().fit(0.5)[0]) is int and len(searches) == 2
@@ -256,13 +261,17 @@ rollback = pytest.importorskip("torcharena.rollback")
         torch.OutOfMemoryError("anything"),
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ..."),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ..."),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+        RuntimeError(
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"
+        ),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
         RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling ..."),
         RuntimeError("NCCL error ... Last error: Cuda failure 2 'out of memory'"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you ..."),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you ..."
+        ),
         MemoryError(),
     ],
 )
@@ -280,9 +289,18 @@ def test_these_say_that_memory_ran_out(error: Exception) -> None:
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (RuntimeError("out of memory of things to say"), False),
         (ValueError("CUDA out of memory"), False),
-        (RuntimeError("GET was unable to find an engine to execute this computation"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling ..."), True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may ..."), True),
+        (
+            RuntimeError("GET was unable to find an engine to execute this computation"),
+            True,
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling ..."),
+            True,
+        ),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may ..."),
+            True,
+        ),
     ],
 )
 def test_these_do_not(error: Exception, when_full: bool) -> None:
@@ -492,7 +510,9 @@ def test_ranks_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         two[1].give_up(KeyError("mine"))
         with pytest.raises(RuntimeError, match="batch size 8 failed on rank 1: KeyError"):
             two[0].all({}, "batch size 8")
-        with pytest.raises(RuntimeError, match="rank 1 has not come back from batch size 16"):
+        with pytest.raises(
+            RuntimeError, match="rank 1 has not come back from batch size 16"
+        ):
             two[0].all({}, "batch size 16")
 
 

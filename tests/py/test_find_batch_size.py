@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import simulated
@@ -18,9 +17,9 @@ pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.miss
 CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
 
 
-
 @pytest.mark.parametrize(
-    ("allocator", "names"), [("arena", "s25 trains goes_on decorated"), ("native", "s25 trains")]
+    ("allocator", "names"),
+    [("arena", "s25 trains goes_on decorated"), ("native", "s25 trains")],
 )
 def test_cases(allocator: str, names: str) -> None:
     done = subprocess.run(
@@ -36,33 +35,44 @@ def test_cases(allocator: str, names: str) -> None:
 
 
 NARROWED = """
-import os, sys, types
+import os
+import torch
 import torcharena
-del os.environ["TORCHARENA_REHEARSAL"]  # as if this were a real card
 
 def fn(batch_size, samples=8 << 20):
     held = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     batch = torch.empty(batch_size * samples, dtype=torch.uint8, device="cuda")
-fn.__globals__["torch"] = torch
 
-tensor = torch.zeros(1, device="cuda")
 def uses(batch_size):
     return tensor * batch_size
 
-torcharena.find_batch_size(uses, max=16)
-found = torcharena.find_batch_size(fn, max=1 << 16)
-print({"found": int(found), "why": found.not_narrowed, "rehearsed":
-       [one.size for one in found.tried if one.rehearsed], "real":
-       [one.size for one in found.tried if not one.rehearsed], "table": found.table(),
-       "why not": torcharena.find_batch_size(uses, max=16).not_narrowed})
+if __name__ == "__main__":
+    del os.environ["TORCHARENA_REHEARSAL"]  # as if this were a real card
+    found = torcharena.find_batch_size(fn, max=1 << 16)
+    tensor = torch.zeros(1, device="cuda")
+    other = torcharena.find_batch_size(uses, max=16)
+    print({"found": int(found), "why": found.not_narrowed, "table": found.table(),
+           "rehearsed": [one.size for one in found.tried if one.rehearsed],
+           "real": [one.size for one in found.tried if not one.rehearsed],
+           "why not": other.not_narrowed})
 """
 
 
-def test_rehearsals_come_first_where_they_can_be_made() -> None:
-    found = simulated.said(simulated.run(NARROWED, gpu="4GiB", values=False))
+def test_rehearsals_come_first_where_they_can_be_made(tmp_path: Path) -> None:
+    program = tmp_path / "script.py"
+    program.write_text(NARROWED)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program)],
+        env=simulated.environment("4GiB"),
+        capture_output=True,
+        text=True,
+        timeout=simulated.TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = simulated.said(done)
     assert found["rehearsed"] == [1, 16] and not found["why"], found
-    assert len(found["real"]) <= 4, found
-    assert min(found["real"]) > 300
+    assert len(found["real"]) <= 4 and min(found["real"]) > 300, found
     assert ", rehearsed" in found["table"]
     assert "live on the GPU" in found["why not"]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import sizes
+from ..batch_calls import Call, Wanted, passing
 from ..batch_sizes import BatchSize, Try
 from . import cards, launch
 from .api import rehearsed
@@ -55,31 +56,27 @@ def options(
 
 
 def find(
-    call: Any,
-    wanted: Any,
+    call: Call,
+    wanted: Wanted,
     options: Options,
     evaluate: Callable[..., Any] | None,
     show: Callable[[str], None] | None,
 ) -> BatchSize:
     """The largest size whose rehearsal fits, 0 for none. Raises RuntimeError with the report
     where the function itself fails or takes too long."""
-    from ..batches import _Call, passing
-
     say = passing(show)
     try:
         found = _search(call, wanted, options, say)
         if evaluate is not None:
-            again = type(wanted)(
-                max(int(found), wanted.sizes[0]), wanted.sizes[0], max(wanted.sizes), None, 1
-            )
-            found.evaluation = _search(_Call(evaluate), again, options, say)
+            alone = wanted.alone(int(found))
+            found.evaluation = _search(Call(evaluate), alone, options, say)
     finally:
         say("")
     return found
 
 
 def _search(
-    call: Any, wanted: Any, options: Options, say: Callable[[str], None]
+    call: Call, wanted: Wanted, options: Options, say: Callable[[str], None]
 ) -> BatchSize:
     card = cards.find(options.gpu)
     room = card.room if options.limit is None else min(options.limit, card.room)
@@ -87,8 +84,8 @@ def _search(
     tried, reports = [], {}
     while (size := search.next()) is not None:
         say(f"batch size {size} ...")
-        arguments = call.arguments(size, wanted.accumulation(size))
-        report = rehearsed(call.sent, *arguments, options)
+        args, kwargs = call.arguments(size, wanted.accumulation(size))
+        report = rehearsed(call.sent, args, kwargs, options)
         outcome = report.outcomes[0]
         if outcome.run.failed or outcome.run.timed_out:
             raise RuntimeError(f"find_batch_size: {report}")
@@ -108,7 +105,7 @@ def _search(
 
 
 def forecast(
-    call: Any, wanted: Any, start: int, steps: int | None
+    call: Call, wanted: Wanted, start: int, steps: int | None
 ) -> tuple[dict[int, int], str]:
     """Bytes asked for at the peak by two sizes, each rehearsed for a few steps with memory
     enough; or none, and why."""
@@ -119,7 +116,8 @@ def forecast(
     peaks: dict[int, int] = {}
     for size in (first, second):
         try:
-            peak, why = _peak(call.sent, *call.arguments(size, wanted.accumulation(size)), steps)
+            args, kwargs = call.arguments(size, wanted.accumulation(size))
+            peak, why = _peak(call.sent, args, kwargs, steps)
         except TypeError as error:
             return {}, str(error).removeprefix("rehearse: ")
         except (FileNotFoundError, OSError) as error:
