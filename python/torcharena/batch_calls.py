@@ -40,6 +40,7 @@ class Wanted:
         if least is not None and first < least:
             raise ValueError(f"{said}: {rule}")
         self.effective = effective
+        self.bounds = low, most
         lowest = -(-low // multiple) * multiple
         self.sizes: Sequence[int] = range(lowest, most + 1, multiple)
         if effective is not None:
@@ -57,7 +58,7 @@ class Wanted:
 
     def alone(self, start: int) -> Wanted:
         """The same bounds, all sizes in them, from another start: for an evaluation."""
-        least, most = self.sizes[0], self.sizes[-1]
+        least, most = self.bounds
         return Wanted(builtins.max(start, least), least, most, None, 1)
 
     def search(self, room: int | None, close: float) -> Search:

@@ -130,12 +130,11 @@ class BatchSize(int):
 
     def table(self) -> str:
         """The answer, and below it the sizes that were tried with their peaks."""
-        lines = [f"largest batch size on {self.on or 'this card'}: {self.best or 'none'}"]
+        room = "" if self.rehearsed or not self.room else f" in {format_size(self.room)}"
+        lines = [f"largest batch size{room} on {self.on or 'a card'}: {self.best or 'none'}"]
         if self.accumulation > 1:
-            lines[0] += (
-                f", {self.accumulation} steps of it accumulated: "
-                f"{self.best * self.accumulation}"
-            )
+            total = self.best * self.accumulation
+            lines[0] += f", {total} by {self.accumulation} accumulated steps"
         by_rehearsal = {one.rehearsed for one in self.tried} == {True, False}
         for one in self._latest():
             where = ", rehearsed" if by_rehearsal and one.rehearsed else ""

@@ -123,7 +123,7 @@ def test_an_effective_size_is_met_exactly(monkeypatch: pytest.MonkeyPatch) -> No
     found = find_batch_size(with_rate, 8, gpu="16GiB", effective=240)
     assert (found, found.accumulation) == (48, 5)
     assert all(size * steps == 240 for size, steps in seen)
-    assert found.table().startswith("largest batch size on 16GiB: 48, 5 steps of it")
+    assert found.table().startswith("largest batch size on 16GiB: 48, 240 by 5 accumulated")
 
 
 # --- what it says -------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_the_evaluation_is_told_apart() -> None:
     assert "128  runs out, evaluation" in said.table()
     assert "At 128 it is the evaluation that runs out" in said.table()
     said.evaluation = BatchSize(96)
-    assert "for evaluation, largest batch size on this card: 96" in said.table()
+    assert "for evaluation, largest batch size on a card: 96" in said.table()
     assert "At 128" not in said.table()
 
 
