@@ -78,6 +78,7 @@ class Rollback:
         self.notes: list[str] = []
         self.reaches_cuda = False
         self.replicas: list[Any] = []  # DistributedDataParallel modules
+        self._sharded: list[Any] = []
         self._bindings: list[
             _Undo
         ] = []  # before contents, so that tensors are there again
@@ -96,6 +97,8 @@ class Rollback:
         import torch
 
         _restore_flags(self._flags)
+        for module in self._sharded:
+            module.reshard()
         with torch.no_grad():
             for undo in self._bindings:
                 undo()
@@ -140,13 +143,7 @@ class Rollback:
         elif isinstance(value, types.ModuleType):
             pass
         elif isinstance(value, _known_state()):
-            # What a wrapper keeps in C++ has moved on: its own attributes stay with it.
-            if not type(value).__module__.startswith(_WITH_STATE_BELOW):
-                self._dictionary(value.__dict__)
-            self._ours += list(value.__dict__.values())
-            self._ours.append(type(value))
-            if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-                self.replicas.append(value)
+            self._state(value)
         elif isinstance(value, torch.Generator):
             self._generator(value.get_state, value.set_state)
         elif isinstance(value, random.Random):
@@ -155,6 +152,27 @@ class Rollback:
             self._container(value, then, ours)
         elif not self._numbers(value):
             self._object(value, then, ours)
+
+    def _state(self, value: Any) -> None:
+        """A module, an optimizer or a schedule."""
+        import torch
+
+        if type(value).__module__.startswith(_WITH_STATE_BELOW):
+            # What a wrapper keeps elsewhere has moved on: its own attributes stay with it.
+            held = vars(value)
+            for name in ("_parameters", "_buffers", "_modules"):
+                self._ours += list(held.get(name, {}).values())
+            if "training" in held:
+                undo = functools.partial(_put_in, held, "training", held["training"])
+                self._bindings.append(undo)
+            if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+                self.replicas.append(value)
+            if hasattr(value, "reshard"):  # fully_shard's, whose parameters come and go
+                self._sharded.append(value)
+            return
+        self._dictionary(value.__dict__)
+        self._ours += list(value.__dict__.values())
+        self._ours.append(type(value))
 
     def _container(self, value: Any, then: deque[Any], ours: bool) -> None:
         if isinstance(value, dict):

@@ -150,7 +150,7 @@ def limit_by_hand(make: Callable[[], Training], most: int) -> int:
 def trains() -> None:
     """G15: at least 0.95 of the true limit; all is as before; then it trains at that."""
     capped(CAP)
-    limit = limit_by_hand(Training, 1 << 16)
+    limit = limit_by_hand(Training, 1 << 17 if REAL else 1 << 13)
     training = Training()
     gc.collect()
     torch.cuda.synchronize()
@@ -167,7 +167,7 @@ def trains() -> None:
     assert not found.notes, found.notes
     print(f"limit by hand {limit}, found {found!r}, ratio {found / limit:.3f}")
     print(found.table())
-    assert 0.95 * limit <= found <= 1.03 * limit, (found, limit)
+    assert 0.95 * limit <= found <= 1.1 * limit, (found, limit)
     assert found.failed_in == "training"
     for _ in range(20):
         training.step(found)
@@ -214,6 +214,35 @@ def decorated() -> None:
     assert train() == first == (train.batch_size, train.batch_size.accumulation)
     tried = {one.size: one.ran for one in train.batch_size.tried}
     assert tried[first[0]] and not tried[2 * first[0]], tried
+
+
+def sharded() -> None:
+    """A model of fully_shard, whose parameters come and go: it trains on after the search,
+    which ran out of memory in the middle of a step."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    capped(CAP)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(3)]).cuda()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch_size: int) -> None:
+        x = torch.randn(batch_size, 256, device="cuda")
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    weights = [p.full_tensor().cpu() for p in model.parameters()]
+    found = torcharena.find_batch_size(step, start=1024, max=MOST)
+    assert found.failed_in == "training" and not optimizer.state, found.table()
+    same(weights, [p.full_tensor().cpu() for p in model.parameters()])
+    for _ in range(3):
+        step(found)
+    dist.destroy_process_group()
 
 
 # --- S25: an oracle, of which 100 samples of 8 MiB fit --------------------------------------

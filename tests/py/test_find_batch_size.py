@@ -19,7 +19,7 @@ CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
 
 @pytest.mark.parametrize(
     ("allocator", "names"),
-    [("arena", "s25 trains goes_on decorated"), ("native", "s25 trains")],
+    [("arena", "s25 trains goes_on decorated sharded"), ("native", "s25 trains")],
 )
 def test_cases(allocator: str, names: str) -> None:
     done = subprocess.run(
