@@ -451,6 +451,10 @@ def child_calls(folder: Path) -> None:
     backend = Backend()
     told["machine"] = machine() | {"cudnn": torch.backends.cudnn.version()}
     told["description"] = json.loads(backend.text)
+    if not told["machine"]["simulated"]:
+        # The devices as the library knows them: more than the text says (cudnn_real.c).
+        for name, d in (("device", backend.device), ("described", backend.described)):
+            told[name] = ctypes.string_at(d.value or 0, 0x228).hex()
     steps: list[Any] = []
     if calls:
         steps.append({"create": calls.take()})
