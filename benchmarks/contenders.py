@@ -5,7 +5,6 @@ before anything allocates, and `caps` and `room` reach each contender by its own
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
@@ -135,7 +134,7 @@ def install(name: str, cap: int | None = None, room: int = 8 * GIB) -> Books:
         return torch_books
     if cap is not None and not CONTENDERS[name].capped:
         raise ValueError(f"{name} has no cap")
-    return floor(room) if name == "floor" else rmm_books(name, cap, room)
+    return floor() if name == "floor" else rmm_books(name, cap, room)
 
 
 def torch_books() -> dict[str, Any]:
@@ -151,21 +150,14 @@ def torch_books() -> dict[str, Any]:
     }
 
 
-def floor(room: int) -> Books:
-    """``room`` is its block: what is larger must not be touched."""
+def floor() -> Books:
+    """Its blocks are no memory: they must not be touched."""
     import torch
 
     path = str(build_floor())
-    library = ctypes.CDLL(path)
-    base = ctypes.c_void_p()
     plug = torch.cuda.memory.CUDAPluggableAllocator(path, "floor_alloc", "floor_free")
-    torch.cuda.memory.change_current_allocator(plug)  # before CUDA is initialised
-    torch.cuda.init()
-    allocate = ctypes.CDLL(None).cudaMalloc
-    if allocate(ctypes.byref(base), ctypes.c_size_t(room)) != 0:
-        raise MemoryError(f"no {room} bytes for the floor")
-    library.floor_begin(base)
-    _kept.extend([library, plug])
+    torch.cuda.memory.change_current_allocator(plug)
+    _kept.append(plug)
     return dict
 
 
