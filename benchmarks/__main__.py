@@ -90,7 +90,7 @@ def chosen_programs(
     """A loop's name alone will do."""
     if text is None:
         return None
-    found = []
+    found: list[str] = []
     for name in text.split(","):
         if name == "new":
             found += packing.NEW

@@ -40,7 +40,7 @@ GIB = float(1 << 30)
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:
     """A row's figures of a run's."""
-    row = {
+    row: dict[str, Any] = {
         key: found[key]
         for key in ("requested", "allocated", "reserved", "retries", "seconds", "error")
         if key in found
@@ -132,7 +132,8 @@ class Sitting:
                     self.wrong.append(f"{program} {contender}: not begun, out of time")
                 continue
             found = run_program(program, contender, timeout=min(self.timeout, left))
-            row = {"group": "packing", "case": program, "contender": contender}
+            row: dict[str, Any] = {"group": "packing", "case": program}
+            row |= {"contender": contender}
             row |= {"jobs": jobs, **figures(found)}
             with self.lock:
                 if "machine" in found:
@@ -161,13 +162,14 @@ def run(
         for name in names
         if RANKS.get(program, 1) <= gpus and not store.has("packing", program, name)
     ]
+    for program in programs:
+        if RANKS.get(program, 1) > gpus:
+            print(
+                f"packing: without {program}: it needs {RANKS[program]} GPUs", flush=True
+            )
     sitting = Sitting(store, jobs, timeout, time.monotonic() + seconds)
     sitting.run(wanted)
-    return sitting.wrong + [
-        f"{program}: not run, it needs {RANKS[program]} GPUs"
-        for program in programs
-        if RANKS.get(program, 1) > gpus
-    ]
+    return sitting.wrong
 
 
 def run_rehearsed(

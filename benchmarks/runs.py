@@ -58,22 +58,19 @@ def run_program(
             env = environment(contender)
             if count > 1:
                 env |= ranks_environment(count, port, rank)
-            out = open(Path(folder, f"out{rank}"), "w+b")  # noqa: SIM115
-            err = open(Path(folder, f"err{rank}"), "w+b")  # noqa: SIM115
+            out: IO[bytes] = open(Path(folder, f"out{rank}"), "w+b")  # noqa: SIM115
+            err: IO[bytes] = open(Path(folder, f"err{rank}"), "w+b")  # noqa: SIM115
             process = subprocess.Popen(command, env=env, stdout=out, stderr=err, cwd=ROOT)
             started.append((process, out, err))
         late = wait_all([process for process, _, _ in started], timeout)
         said = []
         for process, out, err in started:
-            out.seek(0), err.seek(0)
-            said.append(
-                (
-                    process.returncode,
-                    out.read().decode(errors="replace"),
-                    err.read().decode(errors="replace"),
-                )
-            )
-            out.close(), err.close()
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+                file.close()
+            said.append((process.returncode, texts[0], texts[1]))
     found = judge(said, late, timeout)
     found["seconds"] = round(time.monotonic() - begin, 1)
     return found
