@@ -131,7 +131,9 @@ class BatchSize(int):
     def table(self) -> str:
         """The answer, and below it the sizes that were tried with their peaks."""
         room = "" if self.rehearsed or not self.room else f" in {format_size(self.room)}"
-        lines = [f"largest batch size{room} on {self.on or 'a card'}: {self.best or 'none'}"]
+        lines = [
+            f"largest batch size{room} on {self.on or 'a card'}: {self.best or 'none'}"
+        ]
         if self.accumulation > 1:
             total = self.best * self.accumulation
             lines[0] += f", {total} by {self.accumulation} accumulated steps"

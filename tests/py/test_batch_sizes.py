@@ -123,7 +123,9 @@ def test_an_effective_size_is_met_exactly(monkeypatch: pytest.MonkeyPatch) -> No
     found = find_batch_size(with_rate, 8, gpu="16GiB", effective=240)
     assert (found, found.accumulation) == (48, 5)
     assert all(size * steps == 240 for size, steps in seen)
-    assert found.table().startswith("largest batch size on 16GiB: 48, 240 by 5 accumulated")
+    assert found.table().startswith(
+        "largest batch size on 16GiB: 48, 240 by 5 accumulated"
+    )
 
 
 # --- what it says -------------------------------------------------------------------------
