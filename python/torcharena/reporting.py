@@ -9,12 +9,14 @@ import collections
 import json
 import os
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import address_map, phases, timelines, tracking
 from .caps import device_memory
+from .graphs import rows_of
 from .loading import core
 from .remedies import remedies
 from .reporting_text import comparison, table
@@ -107,6 +109,7 @@ def report(device: DeviceLike = None) -> Report:
     now = library.usage_blocks(index, NOW)
     held = _groups(now, paths)
     stats = library.stats(index)
+    unused = rows_of([one.graphs for one in tracking.trackings()])
     return Report(
         {
             "torcharena_report": VERSION,
@@ -115,7 +118,10 @@ def report(device: DeviceLike = None) -> Report:
             "steps": look["step"],
             "peak": _moment(look["peak"], library.usage_blocks(index, _PEAK), paths),
             "out_of_memory": _moment(
-                look["out_of_memory"], library.usage_blocks(index, _OOM), paths
+                look["out_of_memory"],
+                library.usage_blocks(index, _OOM),
+                paths,
+                sum(row["alive_bytes"] for row in unused),
             )
             if look["out_of_memory"]["requested"]
             else None,
@@ -134,6 +140,7 @@ def report(device: DeviceLike = None) -> Report:
                 if named[number]["allocs"] or named[number]["entries"]
             ],
             "growth": _growth(now, paths, look["step"]),
+            "unused_graphs": unused,
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -145,7 +152,10 @@ def report(device: DeviceLike = None) -> Report:
 
 
 def _moment(
-    when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
+    when: Any,
+    blocks: list[tuple[int, int, int, int, int]],
+    paths: list[str],
+    unused: int = 0,
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
     moment = {
@@ -158,7 +168,7 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
-    return {**moment, "remedies": remedies(moment)}
+    return {**moment, "remedies": remedies(moment, unused)}
 
 
 # --- phases ------------------------------------------------------------------------------
@@ -275,7 +285,7 @@ def _growth(
         {
             "phase": phase,
             "category": category,
-            "bytes_per_step": sum(by_step.values()) // len(last),
+            "bytes_per_step": int(statistics.median(by_step.values())),
             "steps": len(by_step),
             "blocks": sum(sizes[phase, category].values()),
             "size": sizes[phase, category].most_common(1)[0][0],
