@@ -29,6 +29,7 @@ class _Pass:
     step: int
     evaluation: bool
     bytes: int  # that it left behind, its outputs aside
+    us: float  # when it was over, as usage counts
     ran: bool = False
 
 
@@ -48,14 +49,14 @@ class _Watcher:
 
 
 class Graphs:
-    """The forward passes of one tracked model. ``live`` gives the bytes that live on the
-    model's device now; ``tell`` is told how many of them such graphs hold, for the text of
+    """The forward passes of one tracked model. ``look`` gives the bytes that live on the
+    model's device now, and the time; ``tell`` is told how many of them such graphs hold, for the text of
     refusals."""
 
     def __init__(
-        self, live: Callable[[], int], tell: Callable[[int], None], optimizers: bool
+        self, look: Callable[[], tuple[int, float]], tell: Callable[[int], None], optimizers: bool
     ) -> None:
-        self._live = live
+        self._look = look
         self._tell = tell
         self._told = 0
         self._optimizers = optimizers
@@ -85,7 +86,7 @@ class Graphs:
                 self._told = sum(wasted)
                 self._tell(self._told)
         if not module.training or self._unanswered:
-            self._begun = not module.training, self._live()
+            self._begun = not module.training, self._look()[0]
         self._unanswered = True
         self._training = module.training
 
@@ -94,10 +95,9 @@ class Graphs:
         if self._begun is None:
             return
         begun, self._begun = self._begun, None
+        # Not what has no storage or takes no hooks, as within transforms of functions.
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            self._watch(
-                output, *begun
-            )  # not what has no storage or hooks: transforms' own
+            self._watch(output, *begun)
 
     def _watch(self, output: Any, evaluation: bool, before: int) -> None:
         outputs = list(_tensors(output))[:_OUTPUTS]
@@ -107,8 +107,9 @@ class Graphs:
         sizes = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in outputs
         }
-        left = max(0, self._live() - before - sum(sizes.values()))
-        one = _Pass(self._number, self._step, evaluation, left)
+        live, us = self._look()
+        left = max(0, live - before - sum(sizes.values()))
+        one = _Pass(self._number, self._step, evaluation, left, us)
         watcher = _Watcher(self, one)
         for node in {id(n): n for n in [*nodes, _far_end(nodes[0])]}.values():
             node.register_prehook(watcher)
@@ -141,6 +142,11 @@ class Graphs:
         if one.evaluation and self._training_ran:
             return not self.evaluation_ran
         return not self._optimizers and not self._any_ran
+
+    def held_since_before(self, us: float) -> int:
+        """Bytes of graphs that were made before then, live, and will not run."""
+        alive = [one for _, one in [*self._alive.values()] if self._is_waste(one)]
+        return sum(one.bytes for one in alive if one.us < us)
 
     def rows(self) -> list[dict[str, Any]]:
         """By mode of the model: how many ``passes``, the most ``bytes`` that one left behind;

@@ -109,14 +109,20 @@ def report(device: DeviceLike = None) -> Report:
     now = library.usage_blocks(index, NOW)
     held = _groups(now, paths)
     stats = library.stats(index)
-    unused = rows_of([one.graphs for one in tracking.trackings()])
+    graphs = [one.graphs for one in tracking.trackings()]
+    unused = rows_of(graphs)
     return Report(
         {
             "torcharena_report": VERSION,
             "device": index,
             "seconds": look["now_us"] / 1e6,
             "steps": look["step"],
-            "peak": _moment(look["peak"], library.usage_blocks(index, _PEAK), paths),
+            "peak": _moment(
+                look["peak"],
+                library.usage_blocks(index, _PEAK),
+                paths,
+                sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
+            ),
             "out_of_memory": _moment(
                 look["out_of_memory"],
                 library.usage_blocks(index, _OOM),
@@ -273,27 +279,33 @@ def _growth(
     The step under way, and what lives on for one step, say nothing."""
     last = range(max(1, step - STEADY), step - 1)
     left: dict[tuple[str, str], dict[int, int]] = collections.defaultdict(dict)
-    sizes: dict[tuple[str, str], collections.Counter[int]] = collections.defaultdict(
-        collections.Counter
-    )
+    sizes: dict[tuple[str, str], set[tuple[int, int]]] = collections.defaultdict(set)
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for _, size, born, phase, category in blocks:
         if born in last:
             key = (paths[phase], category_of(category, paths[phase]))
             left[key][born] = left[key].get(born, 0) + size
-            sizes[key][size] += 1
+            sizes[key].add((born, size))
+            counts[key] += 1
     found = [
         {
             "phase": phase,
             "category": category,
             "bytes_per_step": int(statistics.median(by_step.values())),
             "steps": len(by_step),
-            "blocks": sum(sizes[phase, category].values()),
-            "size": sizes[phase, category].most_common(1)[0][0],
+            "blocks": counts[phase, category],
+            "size": _most_steps_left(sizes[phase, category]),
         }
         for (phase, category), by_step in left.items()
         if len(by_step) >= max(_FEWEST, len(last) // 2)
     ]
     return sorted(found, key=lambda row: -row["bytes_per_step"])
+
+
+def _most_steps_left(born_and_size: set[tuple[int, int]]) -> int:
+    """The size, the larger of two, of which most steps left a block."""
+    steps = collections.Counter(size for _, size in born_and_size)
+    return max(steps, key=lambda size: (steps[size], size))
 
 
 # --- the device's bytes --------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
-        self.graphs = Graphs(self._live, core().usage_unused, bool(optimizers))
+        self.graphs = Graphs(self._look, core().usage_unused, bool(optimizers))
 
     # --- hooks ----------------------------------------------------------------------------
     def _start(self) -> None:
@@ -154,9 +154,10 @@ class Tracking:
     ) -> None:
         self.stop()
 
-    def _live(self) -> int:
-        """Bytes on the model's device, or its first."""
-        return int(core().usage_look(next(iter(self._parameters), 0))["live"])
+    def _look(self) -> tuple[int, float]:
+        """Bytes that live on the model's device, or its first, and the time."""
+        look = core().usage_look(next(iter(self._parameters), 0))
+        return look["live"], look["now_us"]
 
     # --- categories -------------------------------------------------------------------------
     def tell(self) -> None:

@@ -77,6 +77,7 @@ with torcharena.track(model, optimizer) as tracking:
     train(model, optimizer)
     said["later"] = rows()
     report = torcharena.report()
+    said["peak"] = {row["what"]: row["bytes"] for row in report.data["peak"]["remedies"]}
     said["data"] = report.data["unused_graphs"]
     said["text"] = [line for line in str(report).splitlines() if "forward pass" in line]
     losses.clear()
@@ -119,6 +120,7 @@ print(said)
     (line,) = found["text"]
     assert line.startswith("    6 forward passes in evaluation mode, ")
     assert "; 3 of them live on: " in line
+    assert found["peak"]["evaluate under torch.no_grad()"] == 3 * each
     assert found["gone"] == [{**later, "alive": 0, "alive_bytes": 0}]
     assert "torch.no_grad() in evaluation, whose graphs never" in found["refusal"]
     assert "By what they hold: activations " in found["refusal"]
