@@ -61,16 +61,20 @@ def rehearse(flags: str) -> dict[str, Any]:
     return dict(json.loads(lines[-1]))
 
 
-def measure(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """With this row's flags alone, and with those of all rows above too."""
+def flags_above(name: str) -> str:
+    """A row's flags and those of all above it; of two optimizers the last."""
     names = list(ROWS)
     above = names[: names.index(name) + 1]
     if name == "adafactor":
         above.remove("one-by-one")
+    return " ".join(ROWS[one] for one in above if ROWS[one])
+
+
+def measure(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """With this row's flags alone, and with those of all rows above too."""
     alone = rehearse(ROWS[name])
-    if len(above) < 3:  # nothing above it but the first
-        return alone, alone
-    return alone, rehearse(" ".join(ROWS[one] for one in above))
+    whole = flags_above(name)
+    return alone, alone if whole == ROWS[name] else rehearse(whole)
 
 
 def line(name: str, alone: dict[str, Any], all_above: dict[str, Any]) -> str:

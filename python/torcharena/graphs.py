@@ -54,7 +54,10 @@ class Graphs:
     refusals."""
 
     def __init__(
-        self, look: Callable[[], tuple[int, float]], tell: Callable[[int], None], optimizers: bool
+        self,
+        look: Callable[[], tuple[int, float]],
+        tell: Callable[[int], None],
+        optimizers: bool,
     ) -> None:
         self._look = look
         self._tell = tell
