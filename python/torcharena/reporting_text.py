@@ -47,9 +47,9 @@ def table(data: dict[str, Any]) -> str:
     lines += _unused(data)
     lines += _remedies(data["out_of_memory"] or peak)
     lines += _memory(now["memory"])
+    lines += ["", f"  counting took {format_size(data['recorder_bytes'])} of host memory"]
     if data["not_counted"]:
         lines += [
-            "",
             f"  {data['not_counted']:,} blocks were not counted: no host memory",
         ]
     return "\n".join(lines) + "\n"

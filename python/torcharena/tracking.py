@@ -198,10 +198,19 @@ class Tracking:
             self._walk(model)
         number = phases.CATEGORIES.index("gradient")
         for device, references in self._parameters.items():
-            gradients = list(_gradients(_alive(references)))
+            gradients = [
+                gradient
+                for reference in references
+                if (parameter := reference()) is not None
+                and (gradient := parameter.grad) is not None
+            ]
             if self._sharded:
                 gradients = [getattr(g, "_local_tensor", g) for g in gradients]
-            addresses = [g.data_ptr() for g in gradients]
+            try:
+                addresses = [gradient.data_ptr() for gradient in gradients]
+            except RuntimeError:  # a sparse one has no address of its own
+                dense = (g for g in gradients if not g.is_sparse)
+                addresses = [gradient.data_ptr() for gradient in dense]
             core().usage_set_category(device, addresses, number)
 
     def tell_if_highest(self) -> None:
