@@ -9,12 +9,14 @@ import collections
 import json
 import os
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import address_map, phases, timelines, tracking
 from .caps import device_memory
+from .graphs import rows_of
 from .loading import core
 from .remedies import remedies
 from .reporting_text import comparison, table
@@ -107,15 +109,25 @@ def report(device: DeviceLike = None) -> Report:
     now = library.usage_blocks(index, NOW)
     held = _groups(now, paths)
     stats = library.stats(index)
+    graphs = [one.graphs for one in tracking.trackings()]
+    unused = rows_of(graphs)
     return Report(
         {
             "torcharena_report": VERSION,
             "device": index,
             "seconds": look["now_us"] / 1e6,
             "steps": look["step"],
-            "peak": _moment(look["peak"], library.usage_blocks(index, _PEAK), paths),
+            "peak": _moment(
+                look["peak"],
+                library.usage_blocks(index, _PEAK),
+                paths,
+                sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
+            ),
             "out_of_memory": _moment(
-                look["out_of_memory"], library.usage_blocks(index, _OOM), paths
+                look["out_of_memory"],
+                library.usage_blocks(index, _OOM),
+                paths,
+                sum(row["alive_bytes"] for row in unused),
             )
             if look["out_of_memory"]["requested"]
             else None,
@@ -134,6 +146,7 @@ def report(device: DeviceLike = None) -> Report:
                 if named[number]["allocs"] or named[number]["entries"]
             ],
             "growth": _growth(now, paths, look["step"]),
+            "unused_graphs": unused,
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -145,7 +158,10 @@ def report(device: DeviceLike = None) -> Report:
 
 
 def _moment(
-    when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
+    when: Any,
+    blocks: list[tuple[int, int, int, int, int]],
+    paths: list[str],
+    unused: int = 0,
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
     moment = {
@@ -158,7 +174,7 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
-    return {**moment, "remedies": remedies(moment)}
+    return {**moment, "remedies": remedies(moment, unused)}
 
 
 # --- phases ------------------------------------------------------------------------------
@@ -263,27 +279,33 @@ def _growth(
     The step under way, and what lives on for one step, say nothing."""
     last = range(max(1, step - STEADY), step - 1)
     left: dict[tuple[str, str], dict[int, int]] = collections.defaultdict(dict)
-    sizes: dict[tuple[str, str], collections.Counter[int]] = collections.defaultdict(
-        collections.Counter
-    )
+    sizes: dict[tuple[str, str], set[tuple[int, int]]] = collections.defaultdict(set)
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for _, size, born, phase, category in blocks:
         if born in last:
             key = (paths[phase], category_of(category, paths[phase]))
             left[key][born] = left[key].get(born, 0) + size
-            sizes[key][size] += 1
+            sizes[key].add((born, size))
+            counts[key] += 1
     found = [
         {
             "phase": phase,
             "category": category,
-            "bytes_per_step": sum(by_step.values()) // len(last),
+            "bytes_per_step": int(statistics.median(by_step.values())),
             "steps": len(by_step),
-            "blocks": sum(sizes[phase, category].values()),
-            "size": sizes[phase, category].most_common(1)[0][0],
+            "blocks": counts[phase, category],
+            "size": _most_steps_left(sizes[phase, category]),
         }
         for (phase, category), by_step in left.items()
         if len(by_step) >= max(_FEWEST, len(last) // 2)
     ]
     return sorted(found, key=lambda row: -row["bytes_per_step"])
+
+
+def _most_steps_left(born_and_size: set[tuple[int, int]]) -> int:
+    """The size, the larger of two, of which most steps left a block."""
+    steps = collections.Counter(size for _, size in born_and_size)
+    return max(steps, key=lambda size: (steps[size], size))
 
 
 # --- the device's bytes --------------------------------------------------------------------

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import phases
+from .graphs import Graphs
 from .loading import core
 from .state import enabled, needs_enabled
 
@@ -46,6 +47,7 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
+        self.graphs = Graphs(self._look, core().usage_unused, bool(optimizers))
 
     # --- hooks ----------------------------------------------------------------------------
     def _start(self) -> None:
@@ -67,6 +69,7 @@ class Tracking:
 
     def _backward_ends(self) -> None:
         """Gradients are there from now on, and seldom later than the next step."""
+        self.graphs.backward_ends()
         self.tell_gradients()
         if not self._optimizers:  # else at the end of the step
             self.tell_if_highest()
@@ -78,7 +81,11 @@ class Tracking:
             return
         self._open.close()  # what an error left open
         core().usage_between(None)
-        self._open.enter("forward" if torch.is_grad_enabled() else "evaluation")
+        if torch.is_grad_enabled():
+            self.graphs.forward_begins(module)
+            self._open.enter("forward")
+        else:
+            self._open.enter("evaluation")
 
     def _forward_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         import torch
@@ -87,6 +94,7 @@ class Tracking:
             return
         core().usage_between(self._open.spans[-1].name)  # the loss belongs to it
         self._open.close()
+        self.graphs.forward_ends(output)
 
     def _step_begins(self, optimizer: Any, args: Any, named: Any) -> Any:
         """A closure, which makes the forward and backward passes, is no optimizer's phase."""
@@ -120,6 +128,7 @@ class Tracking:
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
             core().usage_step()
+            self.graphs.step_ends()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
@@ -144,6 +153,11 @@ class Tracking:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _look(self) -> tuple[int, float]:
+        """Bytes that live on the model's device, or its first, and the time."""
+        look = core().usage_look(next(iter(self._parameters), 0))
+        return look["live"], look["now_us"]
 
     # --- categories -------------------------------------------------------------------------
     def tell(self) -> None:
@@ -184,10 +198,19 @@ class Tracking:
             self._walk(model)
         number = phases.CATEGORIES.index("gradient")
         for device, references in self._parameters.items():
-            gradients = list(_gradients(_alive(references)))
+            gradients = [
+                gradient
+                for reference in references
+                if (parameter := reference()) is not None
+                and (gradient := parameter.grad) is not None
+            ]
             if self._sharded:
                 gradients = [getattr(g, "_local_tensor", g) for g in gradients]
-            addresses = [g.data_ptr() for g in gradients]
+            try:
+                addresses = [gradient.data_ptr() for gradient in gradients]
+            except RuntimeError:  # a sparse one has no address of its own
+                dense = (g for g in gradients if not g.is_sparse)
+                addresses = [gradient.data_ptr() for gradient in dense]
             core().usage_set_category(device, addresses, number)
 
     def tell_if_highest(self) -> None:
