@@ -60,6 +60,18 @@ static PyMethodDef methods[] = {
     SOME(usage_timeline, "usage_timeline(device) -> (us of an interval, samples)"),
     SOME(usage_blocks, "usage_blocks(device, moment) -> list of tuples"),
     NONE(usage_check, "usage_check() -> str | None: the first invariant that fails"),
+    SOME(usage_set_modules,
+         "usage_set_modules(device, addresses, modules) -> int: blocks found"),
+    SOME(usage_modules, "usage_modules(device) -> {module: (allocations, bytes)}"),
+    /* place.c */
+    SOME(place_enter, "place_enter(module, outermost=False): this thread is in it"),
+    SOME(place_leave, "place_leave(module)"),
+    SOME(place_at, "place_at(stack): this thread is at these lines"),
+    NONE(place_begin, "place_begin(): allocations remember where they were made"),
+    NONE(place_end, "place_end(): as often as begun"),
+    NONE(place_now, "place_now() -> (module, stack)"),
+    SOME(place_runs, "place_runs(module, stack): a node of autograd's runs, made there"),
+    NONE(place_over, "place_over(): another forward or backward pass begins"),
     /* recording.c */
     SOME(record_start, "record_start(path): write every event to a file"),
     NONE(record_stop, "record_stop() -> dict of lines and bytes written"),

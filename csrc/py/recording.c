@@ -124,13 +124,13 @@ static PyObject *event_object(const ta_history_entry *e)
     const char *kind =
         e->kind < sizeof kinds / sizeof kinds[0] ? kinds[e->kind] : "unknown";
     /* For a refusal the address is the number of bytes that were free. */
-    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:L}", "kind", kind, "device",
+    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:L,s:i}", "kind", kind, "device",
                          (int)e->device, "address", (unsigned long long)e->addr, "size",
                          (unsigned long long)e->size, "serial",
                          (unsigned long long)e->serial, "stream",
                          (unsigned long long)(uintptr_t)e->stream, "free",
                          (unsigned long long)(e->kind == TA_EVENT_OOM ? e->addr : 0),
-                         "time_us", (long long)e->time_us);
+                         "time_us", (long long)e->time_us, "stack", (int)e->stack);
 }
 
 /* The events, in memory of our own; *count of them. NULL with *count > 0: no memory. */

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
     from .snapshots import snapshot
+    from .lines import stacks
     from .timelines import Timeline, timeline
     from .tracking import Tracking, track
 
@@ -58,6 +59,7 @@ __all__ = [
     "report",
     "set_limit",
     "snapshot",
+    "stacks",
     "timeline",
     "tqdm_postfix",
     "track",
@@ -78,6 +80,7 @@ _LATE = {
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",
+    "stacks": "lines",
     "timeline": "timelines",
     "tqdm_postfix": "integrations.figures",
     "track": "tracking",

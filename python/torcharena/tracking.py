@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import phases
 from .loading import core
+from .modules import Modules
+from .lines import stacks as Stacks
 from .state import enabled, needs_enabled
 
 if TYPE_CHECKING:
@@ -46,6 +48,16 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
+        self._modules: Modules | None = None
+        self._stacks: Stacks | None = None
+
+    def __deepcopy__(self, memo: Any) -> Tracking:
+        """A copy of the model keeps its hooks, which are this one's."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """A model that is saved whole, hooks and all: what is loaded tracks nothing."""
+        return _Ended, ()
 
     # --- hooks ----------------------------------------------------------------------------
     def _start(self) -> None:
@@ -63,6 +75,12 @@ class Tracking:
             hooks.append(optimizer.register_step_post_hook(ends))
             self._removals.append(_wrap_zero_grad(optimizer))
         self._removals += [hook.remove for hook in hooks]
+        if self._modules is not None:
+            self._modules.start()
+            self._removals.append(self._modules.stop)
+        if self._stacks is not None:
+            self._stacks.start()
+            self._removals.append(self._stacks.stop)
         self.tell()
 
     def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -139,6 +157,12 @@ class Tracking:
     ) -> None:
         self.stop()
 
+    def tell_modules(self) -> None:
+        """Says which module has which parameters and state, where modules are told."""
+        if self._modules is not None and phases.watching():
+            alive = _alive(self._optimizers)
+            self._modules.tell(alive)
+
     # --- categories -------------------------------------------------------------------------
     def tell(self) -> None:
         """Says which blocks are parameters, gradients, buffers and optimizer state now."""
@@ -208,8 +232,25 @@ class _Open(threading.local):
             self.spans.pop().__exit__(None, None, None)
 
 
+class _Ended:
+    """A tracking's hooks in a model that was saved and loaded: they do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
 def track(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | Iterable[Any] | None = None
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[Any] | None = None,
+    *,
+    modules: bool = False,
+    stacks: bool = False,
 ) -> Tracking:
     """Sets the phases of a training step (forward, backward, optimizer, zero_grad,
     evaluation: a forward without gradients) and the category of each block (parameter,
@@ -217,7 +258,8 @@ def track(
 
     ``model`` is what the loop calls: the DistributedDataParallel or compiled one where there
     is one. ``optimizer`` is one or several; a step of the first ends a step. The loss counts
-    to forward. Until `stop`, ``torch.autograd.backward`` is wrapped and the optimizers'
+    to forward. ``modules``: the report says too which module allocated, forward and backward.
+    ``stacks``: and which line, as `torcharena.stacks` does. Until `stop`, ``torch.autograd.backward`` is wrapped and the optimizers'
     ``zero_grad`` too. Raises RuntimeError where the arena is not enabled, TypeError for what
     is no model or optimizer. In a rehearsal of torch's own allocators it does nothing."""
     import torch
@@ -226,6 +268,10 @@ def track(
         raise TypeError(f"track({type(model).__name__}): the model is a torch.nn.Module")
     optimizers = [_inner(one) for one in _several(optimizer)]
     tracking = Tracking(model, optimizers)
+    if modules:
+        tracking._modules = Modules(model)
+    if stacks:
+        tracking._stacks = Stacks()
     if not enabled():
         from .rehearsal.api import is_rehearsal
 
@@ -279,8 +325,10 @@ def _wrap_backward() -> None:
         if torch.compiler.is_compiling():
             return original(*args, **named)
         core().usage_between(None)
+        core().place_over()
         with phases.phase("backward"):
             original(*args, **named)
+        core().place_over()
         for tracking in trackings():
             tracking.tell_gradients()
             tracking.tell_if_highest()
