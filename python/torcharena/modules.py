@@ -8,6 +8,7 @@ parameters, count to the one that ran before them."""
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,9 @@ from .loading import core
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OUTSIDE", "Modules", "folded", "mark", "rows", "runs"]
+__all__ = ["Modules", "around_compiled", "folded", "mark", "rows", "runs"]
 
 MOST = 8191  # numbers, as in csrc/core/usage.h; modules beyond count to the one around them
-OUTSIDE = "outside modules"
 ROWS = 100  # of a report, folded ones
 EACH = 2000  # modules in all of them
 _MARK = "torcharena"  # in a node's metadata
@@ -29,7 +29,8 @@ _PARALLEL = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
 # By number: a module's name, and the one in which those of its kind are one.
 _names: list[tuple[str, str]] = [("", "")]
 _numbers: dict[str, int] = {}
-_prefixes: dict[str, int] = {}  # of models, by class: how many were tracked
+# Models under way, and what the names of their modules begin with.
+_tracked: list[tuple[weakref.ref[Any], str]] = []
 _runs: dict[tuple[int, int], Callable[..., None]] = {}
 
 
@@ -123,28 +124,48 @@ class _Leaves(_Hook):
             mark(output, self.number)
 
 
-class _Compiled(_Hook):
+class _Compiled:
     """Around what `Module.compile` made of a module, in which hooks are not run."""
 
-    __slots__ = ("enters", "original")
-
-    def __init__(self, number: int, enters: _Enters, original: Any) -> None:
-        super().__init__(number)
-        self.enters = enters
+    def __init__(self, original: Any, before: Any, after: Any) -> None:
         self.original = original
+        self.before = before
+        self.after = after
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         import torch
 
         if torch.compiler.is_compiling():
             return self.original(*args, **named)
-        self.enters(None, args, named)
+        self.before(None, args, named)
         output = None
         try:
             output = self.original(*args, **named)
         finally:
-            _Leaves(self.number)(None, args, output)
+            self.after(None, args, output)
         return output
+
+
+def around_compiled(
+    module: Any,
+    before: Callable[[Any, Any, Any], None],
+    after: Callable[[Any, Any, Any], None],
+) -> Callable[[], None] | None:
+    """Runs these around a module that `Module.compile` has compiled; returns what undoes it,
+    None for another module."""
+    compiled = module.__dict__.get("_compiled_call_impl")
+    if compiled is None:
+        return None
+    wrapped = _Compiled(compiled, before, after)
+    module._compiled_call_impl = wrapped
+    reference = weakref.ref(module)
+
+    def undo() -> None:
+        held = reference()
+        if held is not None and held.__dict__.get("_compiled_call_impl") is wrapped:
+            held._compiled_call_impl = compiled
+
+    return undo
 
 
 class Modules:
@@ -153,11 +174,14 @@ class Modules:
     def __init__(self, model: torch.nn.Module) -> None:
         self._removals: list[Callable[[], None]] = []
         self._own: list[tuple[Any, int]] = []  # weak references to modules
-        prefix, known = _prefix(type(_inner(model)).__name__), 0
-        import weakref
-
+        self._model = weakref.ref(model)
+        prefix, known = _prefix(model), 0
         for path, like, module in _walk(model):
-            number = _number(_joined(prefix, path), _joined(prefix, like))
+            if not path:
+                path = like = prefix or _kind(model)
+            else:
+                path, like = _joined(prefix, path), _joined(prefix, like)
+            number = _number(path, like)
             number = known if number is None else number
             known = known or number
             self._own.append((weakref.ref(module), number))
@@ -166,24 +190,32 @@ class Modules:
         """From now on blocks remember the module."""
         core().place_begin()
         self._removals.append(core().place_end)
+        self._removals.append(self._forget)
         for index, (reference, number) in enumerate(self._own):
             module = reference()
             enters = (_Enters if index else _EntersModel)(number)
+            leaves = _Leaves(number)
             for hook in (
                 module.register_forward_pre_hook(enters, prepend=True, with_kwargs=True),
-                module.register_forward_hook(_Leaves(number), always_call=True),
+                module.register_forward_hook(leaves, always_call=True),
             ):
                 self._removals.append(hook.remove)
-            compiled = module.__dict__.get("_compiled_call_impl")
-            if compiled is not None:
-                wrapped = _Compiled(number, enters, compiled)
-                module._compiled_call_impl = wrapped
-                self._removals.append(functools.partial(_unwrap, reference, wrapped))
+            undo = around_compiled(module, enters, leaves)
+            if undo is not None:
+                self._removals.append(undo)
+
+    def enter_now(self) -> None:
+        """The model was called before its hooks were there."""
+        if self._own:
+            core().place_enter(self._own[0][1], True)
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
         while self._removals:
             self._removals.pop()()
+
+    def _forget(self) -> None:
+        _tracked[:] = [one for one in _tracked if one[0] != self._model]
 
     def tell(self, optimizers: Iterable[Any]) -> None:
         """Parameters, buffers and the optimizer's state count to the module that has them,
@@ -213,23 +245,32 @@ class Modules:
             core().usage_set_modules(device, addresses, numbers)
 
 
-def _unwrap(reference: Any, wrapped: _Compiled) -> None:
-    module = reference()
-    if module is not None and module.__dict__.get("_compiled_call_impl") is wrapped:
-        module._compiled_call_impl = wrapped.original
-
-
 # --- names ----------------------------------------------------------------------------------
 def _joined(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if prefix and path else path or prefix
 
 
-def _prefix(kind: str) -> str:
-    """What the names of a model's modules begin with: nothing for the first model."""
-    count = _prefixes[kind] = _prefixes.get(kind, 0) + 1
-    if sum(_prefixes.values()) == 1:
-        return ""
-    return kind if count == 1 else f"{kind}#{count}"
+def _prefix(model: Any) -> str:
+    """What the names of a model's modules begin with: nothing for the first of those under
+    way."""
+    _tracked[:] = [one for one in _tracked if one[0]() is not None]
+    for reference, prefix in _tracked:
+        if reference() is model:
+            return prefix
+    taken, kind = {prefix for _, prefix in _tracked}, _kind(model)
+    found, count = "", 1
+    while found in taken:
+        found = kind if count == 1 else f"{kind}#{count}"
+        count += 1
+    _tracked.append((weakref.ref(model), found))
+    return found
+
+
+def _kind(model: Any) -> str:
+    """The class of the model in what was wrapped around it."""
+    cls = type(_inner(model))
+    names = [base.__name__ for base in cls.__mro__]
+    return names[2] if names[1:2] == ["FSDPModule"] else cls.__name__
 
 
 def _number(name: str, like: str) -> int | None:
@@ -256,19 +297,19 @@ def _wrapped(module: Any) -> Any:
 
 
 def _walk(model: Any) -> Iterator[tuple[str, str, Any]]:
-    """(name, folded name, module), each module once, those around others first."""
+    """(name, folded name, module), each module once, those around others first; the model's
+    own name is empty."""
     import torch
 
     seen: set[int] = set()
     signatures: dict[int, int] = {}
-    kind = type(_inner(model)).__name__
 
     def below(module: Any, path: str, like: str) -> Iterator[tuple[str, str, Any]]:
         if id(module) in seen:
             return
         seen.add(id(module))
         if not isinstance(module, torch.jit.ScriptModule):
-            yield path or kind, like or kind, module
+            yield path, like, module
         inside = _wrapped(module)
         folds = _folds(module, signatures)
         for name, child in module._modules.items():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import phases
 from .loading import core
-from .modules import Modules
+from .modules import Modules, around_compiled
 from .lines import stacks as Stacks
 from .state import enabled, needs_enabled
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-__all__ = ["Tracking", "track", "trackings"]
+__all__ = ["Tracking", "before_track", "begin", "track", "trackings"]
 
 _lock = threading.RLock()
 _all: list[Tracking] = []
 _original_backward: Callable[..., Any] | None = None
+before_track: list[Callable[[], None]] = []  # called when the program itself tracks
 
 
 def trackings() -> list[Tracking]:
@@ -68,13 +69,13 @@ class Tracking:
             model.register_forward_hook(self._forward_ends, always_call=True),
         ]
         for index, reference in enumerate(self._optimizers):
-            optimizer = reference()
-            assert optimizer is not None
-            hooks.append(optimizer.register_step_pre_hook(self._step_begins))
-            ends = functools.partial(self._step_ends, index)
-            hooks.append(optimizer.register_step_post_hook(ends))
-            self._removals.append(_wrap_zero_grad(optimizer))
+            self._hook_optimizer(reference(), index)
         self._removals += [hook.remove for hook in hooks]
+        undo = around_compiled(
+            model, lambda *inputs: self._forward_begins(*inputs[:2]), self._forward_ends
+        )
+        if undo is not None:
+            self._removals.append(undo)
         if self._modules is not None:
             self._modules.start()
             self._removals.append(self._modules.stop)
@@ -82,6 +83,35 @@ class Tracking:
             self._stacks.start()
             self._removals.append(self._stacks.stop)
         self.tell()
+
+    def _hook_optimizer(self, optimizer: Any, index: int) -> None:
+        """``index``: 0 for the one whose steps end the program's."""
+        assert optimizer is not None
+        ends = functools.partial(self._step_ends, index)
+        self._removals += [
+            optimizer.register_step_pre_hook(self._step_begins).remove,
+            optimizer.register_step_post_hook(ends).remove,
+            _wrap_zero_grad(optimizer),
+        ]
+
+    def add_optimizer(self, optimizer: Any, index: int) -> None:
+        """One that was found later."""
+        self._optimizers.append(weakref.ref(optimizer))
+        self._hook_optimizer(optimizer, index)
+
+    def in_forward(self) -> bool:
+        """Whether this thread is in the model."""
+        return bool(self._open.spans)
+
+    def enter_now(self, module: Any, inputs: Any) -> None:
+        """As the hooks do, for a call of the model that began before they were there."""
+        self._forward_begins(module, inputs)
+        if self._modules is not None:
+            self._modules.enter_now()
+
+    def parameters(self) -> Iterator[Any]:
+        model = self._model()
+        return iter(()) if model is None else model.parameters()
 
     def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
@@ -139,7 +169,7 @@ class Tracking:
             if self not in _all:
                 return
             _all.remove(self)
-            for remove in self._removals:
+            for remove in reversed(self._removals):
                 remove()
             self._removals.clear()
             if not _all:
@@ -266,6 +296,15 @@ def track(
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"track({type(model).__name__}): the model is a torch.nn.Module")
+    for call in before_track:
+        call()
+    return begin(model, optimizer, modules=modules, stacks=stacks)
+
+
+def begin(
+    model: torch.nn.Module, optimizer: Any, *, modules: bool = False, stacks: bool = False
+) -> Tracking:
+    """`track`, on nobody's behalf."""
     optimizers = [_inner(one) for one in _several(optimizer)]
     tracking = Tracking(model, optimizers)
     if modules:
