@@ -58,6 +58,7 @@ PyObject *ta_py_record_stop(PyObject *self, PyObject *args);
 PyObject *ta_py_history_start(PyObject *self, PyObject *args);
 PyObject *ta_py_history_stop(PyObject *self, PyObject *args);
 PyObject *ta_py_history(PyObject *self, PyObject *args);
+PyObject *ta_py_history_seen(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_open(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_caps(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_heed(PyObject *self, PyObject *args);

@@ -78,6 +78,7 @@ static PyMethodDef methods[] = {
     SOME(history_start, "history_start(n): keep the newest n events"),
     NONE(history_stop, "history_stop()"),
     NONE(history, "history() -> list of events, the oldest first"),
+    NONE(history_seen, "history_seen() -> int: events since it began"),
     {"replay", (PyCFunction)(void (*)(void))ta_py_replay, METH_VARARGS | METH_KEYWORDS,
      "replay(text, limit=None, limit_ratio=0.0, page_bytes=0, null_driver=False, ...) -> "
      "dict of figures"},

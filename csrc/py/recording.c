@@ -168,6 +168,21 @@ PyObject *ta_py_history(PyObject *self, PyObject *args)
     return list;
 }
 
+/* history_seen() -> int: events since it began or was cleared */
+PyObject *ta_py_history_seen(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    ta_history_counts counts;
+    memset(&counts, 0, sizeof counts);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
+    if (history != NULL) ta_history_look(history, &counts);
+    pthread_mutex_unlock(&lock);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(counts.seen);
+}
+
 /* --- replays --------------------------------------------------------------------------- */
 static PyObject *step_object(const ta_replay_step *s)
 {

@@ -20,12 +20,12 @@ from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
     from .integrations.figures import tqdm_postfix
+    from .lines import stacks
     from .notebook import Watch, watch
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
     from .snapshots import snapshot
-    from .lines import stacks
     from .timelines import Timeline, timeline
     from .tracking import Tracking, track
 

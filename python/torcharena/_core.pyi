@@ -173,7 +173,7 @@ class Phase(TypedDict):
     activations: bool  # what blocks of it are that no category was told of; else other
 
 Sample = tuple[int, int, int, int, tuple[int, ...]]
-Block = tuple[int, int, int, int, int, int, int]
+UsedBlock = tuple[int, int, int, int, int, int, int]
 
 # --- creating, and what torch needs to know ---------------------------------------------
 def create(
@@ -283,7 +283,7 @@ def usage_set_category(device: int, addresses: list[int], category: int, /) -> i
 
 def usage_look(device: int, /) -> Usage: ...
 def usage_phases(device: int, /) -> list[Phase]: ...
-def usage_blocks(device: int, moment: int, /) -> list[Block]:
+def usage_blocks(device: int, moment: int, /) -> list[UsedBlock]:
     """(address, size, step, phase, category, module, stack) of what lived at the peak (0), at the last refusal
     (1), or lives now (2); address 0: freed since."""
 
@@ -333,6 +333,9 @@ def history_start(limit: int, /) -> None:
     """Keeps the newest ``limit`` events; while it runs, sets the limit anew."""
 
 def history_stop() -> None: ...
+def history_seen() -> int:
+    """Events since it began, or was cleared; 0 where there is none."""
+
 def history() -> list[Event]: ...
 def replay(
     text: bytes,

@@ -26,7 +26,8 @@ _stacks: dict[tuple[int, ...], int] = {}  # innermost first: the stack's number,
 _keys: list[tuple[int, ...]] = [()]
 _frames: dict[int, list[dict[str, Any]]] = {0: []}
 _names: dict[int, str] = {0: ""}
-_skipped: set[int] = set()  # code of torch's that stands between a module and its caller
+# Code that stands between the program's lines, by its id; it lives on.
+_skipped: dict[int, CodeType] = {}
 _full = False
 
 
@@ -38,13 +39,17 @@ def recorded() -> int:
 def _number_of(frame: FrameType | None) -> int:
     """The stack's number; 0 where there are too many."""
     global _full
-    key = []
+    key: list[int] = []
     while frame is not None and len(key) < DEPTH:
         code = frame.f_code
         at = id(code)
         if at not in _skipped:
             place = (at, frame.f_lasti)
             number = _places.get(place)
+            if number is None and code.co_name == "__torch_function__":
+                _skip(code)  # of another mode's, as torch.device is
+                frame = frame.f_back
+                continue
             if number is None:
                 if len(_lines) >= 4 * MOST:
                     break
@@ -63,6 +68,10 @@ def _number_of(frame: FrameType | None) -> int:
     return known
 
 
+def _skip(code: CodeType) -> None:
+    _skipped[id(code)] = code
+
+
 def frames_of(number: int) -> list[dict[str, Any]]:
     """The lines of a stack, innermost first, as torch's snapshots have them; the same list
     for the same number. Empty for 0."""
@@ -79,12 +88,18 @@ def _frame(place: int) -> dict[str, Any]:
 
 
 def place_of(number: int) -> str:
-    """The program's own line in a stack, ``train.py:12 step``; "" for none."""
+    """The program's own line in a stack, ``train.py:12 step``, else the innermost; "" for
+    none."""
     found = _names.get(number)
     if found is None:
-        from .rehearsal.places import _place
+        from .rehearsal import places
 
-        found = _names[number] = _place(frames_of(number))[0]
+        frames = frames_of(number)
+        own = [one for one in frames if places.is_users(one["filename"])]
+        found = ""
+        for one in [*own, *frames][:1]:
+            found = f"{places.short(one['filename'])}:{one['line']} {one['name']}"
+        _names[number] = found
     return found
 
 
@@ -97,7 +112,7 @@ def _mode() -> Any:
     for function in (module._call_impl, module._wrapped_call_impl, module.__call__):
         code = getattr(function, "__code__", None)
         if code is not None:
-            _skipped.add(id(code))
+            _skip(code)
     compiling = torch.compiler.is_compiling
     graded = torch.is_grad_enabled
     at, now = core().place_at, core().place_now

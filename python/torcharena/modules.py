@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Modules", "around_compiled", "folded", "mark", "rows", "runs"]
 
-MOST = 8191  # numbers, as in csrc/core/usage.h; modules beyond count to the one around them
+MOST = (
+    8191  # numbers, as in csrc/core/usage.h; modules beyond count to the one around them
+)
 ROWS = 100  # of a report, folded ones
 EACH = 2000  # modules in all of them
 _MARK = "torcharena"  # in a node's metadata
@@ -351,7 +353,8 @@ def _signature(module: Any, known: dict[int, int]) -> int:
     found = known.get(id(module))
     if found is None:
         shapes = tuple(
-            tuple(getattr(p, "shape", ())) if type(p).__name__ != "UninitializedParameter"
+            tuple(getattr(p, "shape", ()))
+            if type(p).__name__ != "UninitializedParameter"
             else ()
             for p in module._parameters.values()
             if p is not None

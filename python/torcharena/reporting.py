@@ -152,8 +152,9 @@ def _moment(when: Any, blocks: modules.Blocks, paths: list[str]) -> dict[str, An
     groups = _groups(blocks, paths)
     together: Groups = {}  # whichever module or line: what the remedies are told from
     for key, (count, size) in groups.items():
-        had = together.get((*key[:3], "", ""), (0, 0))
-        together[*key[:3], "", ""] = (had[0] + count, had[1] + size)
+        alike = (key[0], key[1], key[2], "", "")
+        had = together.get(alike, (0, 0))
+        together[alike] = (had[0] + count, had[1] + size)
     moment = {
         "bytes": when["bytes"],
         "requested": when["requested"],
@@ -278,9 +279,7 @@ def _where(module: str, place: str) -> dict[str, str]:
     }
 
 
-def _growth(
-    blocks: modules.Blocks, paths: list[str], step: int
-) -> list[dict[str, Any]]:
+def _growth(blocks: modules.Blocks, paths: list[str], step: int) -> list[dict[str, Any]]:
     """Groups of one phase, category, module and place that each of many steps added to and nothing freed.
     The step under way, and what lives on for one step, say nothing."""
     last = range(max(1, step - STEADY), step - 1)

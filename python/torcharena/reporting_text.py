@@ -172,9 +172,7 @@ def _growth(data: dict[str, Any]) -> list[str]:
             f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
         )
         if row.get("module") or row.get("place"):
-            where = ", ".join(
-                row[key] for key in ("module", "place") if row.get(key)
-            )
+            where = ", ".join(row[key] for key in ("module", "place") if row.get(key))
             lines.append(f"{'':>23}in {_end_of(where, 74)}")
     return lines
 
@@ -226,6 +224,4 @@ def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 def _by_module(data: dict[str, Any]) -> dict[str, int]:
     rows = data.get("modules") or []
-    return {
-        row["module"] or "outside modules": row["peak"] for row in rows[:MODULES]
-    }
+    return {row["module"] or "outside modules": row["peak"] for row in rows[:MODULES]}

@@ -6,6 +6,7 @@ with its phase where a stack trace would."""
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from typing import Any
@@ -39,6 +40,16 @@ def snapshot(path: str | os.PathLike[str], *, stacks: bool = False) -> None:
     phases.start()
     for one in tracking.trackings():
         one.tell()
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of objects, none of them in a cycle
+    try:
+        _write(path, stacks)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _write(path: str | os.PathLike[str], stacks: bool) -> None:
     found = memory_snapshot()
     library = core()
     for device, trace in enumerate(found["device_traces"]):

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import phases
+from .lines import stacks as Stacks
 from .loading import core
 from .modules import Modules, around_compiled
-from .lines import stacks as Stacks
 from .state import enabled, needs_enabled
 
 if TYPE_CHECKING:
@@ -186,6 +186,10 @@ class Tracking:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def tells_places(self) -> bool:
+        """Whether blocks remember their module or line."""
+        return self._modules is not None or self._stacks is not None
 
     def tell_modules(self) -> None:
         """Says which module has which parameters and state, where modules are told."""
@@ -363,11 +367,14 @@ def _wrap_backward() -> None:
     def backward(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args, **named)
+        places = any(one.tells_places() for one in _all)
         core().usage_between(None)
-        core().place_over()
+        if places:
+            core().place_over()
         with phases.phase("backward"):
             original(*args, **named)
-        core().place_over()
+        if places:
+            core().place_over()
         for tracking in trackings():
             tracking.tell_gradients()
             tracking.tell_if_highest()

@@ -339,7 +339,7 @@ def run(
 
 def _reports(folder: str, processes: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """(rank, file) of each process that left a report; without ranks, its place in order."""
-    found = []
+    found: list[tuple[str, str]] = []
     for process in processes:
         path = os.path.join(folder, f"report.{process['pid']}.json")
         if os.path.exists(path):

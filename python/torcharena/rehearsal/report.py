@@ -511,7 +511,8 @@ class Report:
             lines += _wrapped(
                 f"  It grows by {_up(row['bytes_per_step'])} a step: {row['category']}, "
                 f"allocated in {row['phase'] or _OUTSIDE}"
-                + (f", {row['module']}" if row.get("module") else ""),
+                + (f", {row['module']}" if row.get("module") else "")
+                + (f", {row['place']}" if row.get("place") else ""),
                 width,
             )
         if not found["growth"] and found["steps"] >= _GROWTH_STEPS:

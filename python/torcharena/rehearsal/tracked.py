@@ -12,7 +12,7 @@ import warnings
 import weakref
 from typing import Any
 
-from .. import tracking
+from .. import lines, tracking
 
 __all__ = ["Finder"]
 
@@ -41,6 +41,7 @@ class Finder:
         # torch.compile says that they run once more for a compiled model: they know it.
         warnings.filterwarnings("ignore", message=".*there are global hooks on modules")
         tracking.before_track.append(self.give_way)
+        lines.stacks().start()
 
     def give_way(self) -> None:
         """The program tracks itself."""
