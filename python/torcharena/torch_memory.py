@@ -182,8 +182,8 @@ def _record_history(
         return
     if context is not None:
         warn(
-            "torcharena: the memory history has no stack traces (allocating never waits for "
-            "Python); torcharena.mark('forward') puts marks into traces instead. "
+            "torcharena: the memory history has no stack traces of its own (allocating never "
+            "waits for Python); allocate inside `with torcharena.stacks():` for lines. "
             "context=None says that none are expected",
             stacklevel=5,
         )
