@@ -62,7 +62,7 @@ class Graphs:
         self._look = look
         self._tell = tell
         self._told = 0
-        self._optimizers = optimizers
+        self.optimizers = optimizers  # steps are theirs
         self._number = self._step = 0
         self._unanswered = False  # no backward since the last forward
         self._training = False  # the mode of the last one
@@ -144,7 +144,7 @@ class Graphs:
             return True
         if one.evaluation and self._training_ran:
             return not self.evaluation_ran
-        return not self._optimizers and not self._any_ran
+        return not self.optimizers and not self._any_ran
 
     def held_since_before(self, us: float) -> int:
         """Bytes of graphs that were made before then, live, and will not run."""
