@@ -73,6 +73,7 @@ class Outcome:
             "peak_reserved": run.peak_reserved,
             "allocations": run.figure("allocations"),
             "retries": run.retries,
+            "replayed": run.replayed,
             "oom": run.oom,
             "ooms": run.ooms,
             "exit_code": run.exit_code,
@@ -354,6 +355,11 @@ class Report:
                 lines += _wrapped(
                     f"{name}: {left}, and no telling within {_up(said.unsure)} (a share of "
                     "the peak, and what is not measured of the card)",
+                    width,
+                )
+            if run.replayed:
+                lines += _wrapped(
+                    f"{name}: by what the program asked for under the arena, made once more",
                     width,
                 )
             if run.ooms and run.exit_code == 0:
