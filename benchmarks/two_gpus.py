@@ -26,8 +26,10 @@ from typing import Any
 if __name__ == "__mp_main__":  # a spawned rank: the file's folder is all that it knows
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.building import ROOT
 from benchmarks.comparing import largest_difference, spread
-from benchmarks.loops import ALLOCATORS, GIB, ROOT, environment
+from benchmarks.contenders import environment
+from benchmarks.loops import ALLOCATORS, GIB
 
 WAYS = ("ddp", "fully_shard")
 LAUNCHERS = ("plain", "torchrun", "spawn")
