@@ -359,7 +359,7 @@ class Report:
                 )
             if run.replayed:
                 lines += _wrapped(
-                    f"{name}: by what the program asked for under the arena, made once more",
+                    f"{name}: not run; asked once more for what the arena was asked for",
                     width,
                 )
             if run.ooms and run.exit_code == 0:
