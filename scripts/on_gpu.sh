@@ -7,7 +7,7 @@
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), two (two GPUs: its tests and its table; needs two), truth (what
+# loops, N runs of each), tracking (what `track` costs them), two (two GPUs: its tests and its table; needs two), truth (what
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
 # of all --again), bench (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
 # without ARGUMENTS: the core and the latencies, then the packing of the programs written for
@@ -129,6 +129,11 @@ for name in ${parts//,/ }; do
             part loops 520 "$python" -m benchmarks.loops --repeat "$repeat" --timeout 120 \
                 ${loops:+--loops "$loops"} --out "$folder/loops.json"
             tail -n 20 "$folder/loops.log"
+            ;;
+        tracking)
+            part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
+                ${loops:+--loops "$loops"} --out "$folder/tracking.json"
+            tail -n 20 "$folder/tracking.log"
             ;;
         two)
             tests two_tests 280 -s tests/gpu/test_two_gpus.py \

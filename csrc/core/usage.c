@@ -55,6 +55,9 @@ typedef struct device_usage {
     double wait_us;
     phase_counts *phases; /* TA_USAGE_PHASES of them, where used */
     ta_timeline timeline;
+    double read_us;  /* the clock, when it was last read */
+    uint64_t tick;   /* and the coarse one */
+    uint32_t unread; /* events since then */
 } device_usage;
 
 typedef struct phase_name {
@@ -105,18 +108,40 @@ static ta_category counts_as(const ta_usage *u, uint32_t category, uint32_t phas
     return u->phase[phase].activations ? TA_CATEGORY_ACTIVATION : TA_CATEGORY_OTHER;
 }
 
-/* Until now the device's state was the timeline's. */
-static void pass(const ta_usage *u, device_usage *d)
+/* Reading the clock is what costs most of an event: of events close together (within a tick
+ * of the coarse clock, some milliseconds) a few take the time of the one before. */
+#define UNREAD 8u
+static double roughly_now(device_usage *d)
 {
-    ta_timeline_pass(&d->timeline, ta_now_us() - u->begin_us);
+    const uint64_t tick = ta_tick();
+    if (tick != d->tick || ++d->unread >= UNREAD) {
+        d->tick = tick;
+        d->unread = 0;
+        d->read_us = ta_now_us();
+    }
+    return d->read_us;
+}
+
+/* Until now the device's state was the timeline's. */
+static void pass_at(const ta_usage *u, device_usage *d, double us)
+{
+    ta_timeline_pass(&d->timeline, us - u->begin_us);
     d->timeline.now.phase = atomic_load_explicit(&u->leading, memory_order_relaxed);
     d->timeline.now.step = atomic_load_explicit(&u->step, memory_order_relaxed);
+}
+
+static void pass(const ta_usage *u, device_usage *d)
+{
+    d->tick = ta_tick();
+    d->unread = 0;
+    d->read_us = ta_now_us();
+    pass_at(u, d, d->read_us);
 }
 
 static void changed(const ta_usage *u, device_usage *d, const ta_usage_entry *e,
                     bool more)
 {
-    pass(u, d);
+    pass_at(u, d, roughly_now(d));
     ta_timeline_change(&d->timeline, counts_as(u, e->category, e->phase),
                        more ? (int64_t)e->size : -(int64_t)e->size, d->events);
 }
@@ -302,6 +327,23 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
         if (ta_get_stats(allocator, i, &stats)) continue;
         pthread_mutex_lock(&d->mutex);
         seen(u, d, &stats);
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return TA_OK;
+}
+
+ta_status ta_usage_unwatch(ta_usage *u)
+{
+    if (child(u)) return TA_FORKED;
+    if (!u->allocator) return TA_OK;
+    ta_remove_observer(u->allocator, observe, u);
+    u->allocator = NULL;
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        device_usage *d = &u->device[i];
+        pthread_mutex_lock(&d->mutex);
+        /* A removal moves blocks that follow, never to before their slot. */
+        for (size_t s = 0; s < d->table.room; s++)
+            while (d->table.slots[s].addr) died(u, d, d->table.slots[s].addr);
         pthread_mutex_unlock(&d->mutex);
     }
     return TA_OK;

@@ -35,6 +35,9 @@ ta_status ta_usage_create(ta_usage **usage);
 /* Begins to count, once; blocks that live already belong to phase 0, which has no name.
  * TA_INVALID: too many observers. */
 ta_status ta_usage_watch(ta_usage *usage, ta_allocator *allocator);
+/* Counts nothing more, until it watches again: to the counts all blocks are freed. No other
+ * call may be under way but allocations. */
+ta_status ta_usage_unwatch(ta_usage *usage);
 /* Before the allocator is destroyed; no other call may be under way. */
 ta_status ta_usage_destroy(ta_usage *usage);
 

@@ -49,6 +49,7 @@ static PyMethodDef methods[] = {
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
     /* usage.c */
     NONE(usage_watch, "usage_watch(): count who uses what from now on"),
+    NONE(usage_unwatch, "usage_unwatch(): count nothing until usage_watch()"),
     SOME(usage_enter, "usage_enter(name) -> bytes for usage_leave"),
     SOME(usage_leave, "usage_leave(bytes)"),
     SOME(usage_between, "usage_between(name | None): the phase outside all phases"),

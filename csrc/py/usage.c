@@ -31,6 +31,17 @@ PyObject *ta_py_usage_watch(PyObject *self, PyObject *args)
     return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
 }
 
+PyObject *ta_py_usage_unwatch(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    if (usage != NULL && watching) {
+        watching = false;
+        ta_usage_unwatch(usage);
+    }
+    Py_RETURN_NONE;
+}
+
 PyObject *ta_py_usage_enter(PyObject *self, PyObject *args)
 {
     (void)self;

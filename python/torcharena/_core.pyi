@@ -268,6 +268,9 @@ def snapshot(device: int = -1, /) -> list[Segment]: ...
 def usage_watch() -> None:
     """Counts from now on; what lives already belongs to phase 0. Again: nothing."""
 
+def usage_unwatch() -> None:
+    """Counts nothing more, until `usage_watch`: allocations cost as before."""
+
 def usage_enter(name: str, /) -> bytes:
     """Enters a phase inside the present one; the answer is for `usage_leave`."""
 

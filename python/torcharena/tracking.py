@@ -65,6 +65,12 @@ class Tracking:
         self._removals += [hook.remove for hook in hooks]
         self.tell()
 
+    def _backward_ends(self) -> None:
+        """Gradients are there from now on, and seldom later than the next step."""
+        self.tell_gradients()
+        if not self._optimizers:  # else at the end of the step
+            self.tell_if_highest()
+
     def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
 
@@ -147,8 +153,13 @@ class Tracking:
             return
         self._walk(model)
         _tell(model.buffers(), "buffer")
-        _tell(model.parameters(), "parameter")
-        _tell(_gradients(model), "gradient")
+        self._tell_known()
+
+    def _tell_known(self) -> None:
+        """The same without walking the model: a third of a microsecond a tensor."""
+        alive = [p for held in self._parameters.values() for p in _alive(held)]
+        _tell(alive, "parameter")
+        _tell(_gradients(alive), "gradient")
         for reference in self._optimizers:
             optimizer = reference()
             if optimizer is not None:
@@ -173,24 +184,25 @@ class Tracking:
             self._walk(model)
         number = phases.CATEGORIES.index("gradient")
         for device, references in self._parameters.items():
-            found = (parameter.grad for parameter in _alive(references))
-            gradients = [g for g in found if g is not None and not g.is_sparse]
+            gradients = list(_gradients(_alive(references)))
             if self._sharded:
                 gradients = [getattr(g, "_local_tensor", g) for g in gradients]
             addresses = [g.data_ptr() for g in gradients]
             core().usage_set_category(device, addresses, number)
 
     def tell_if_highest(self) -> None:
-        """The same, where this step has the highest peak so far. Gradients are there from
-        the end of backward on, and seldom later than the next step."""
+        """The rest too, where this step has the highest peak so far: an optimizer may make
+        its state anew in every step."""
         model = self._model()
         if model is None or not phases.watching():
             return
         if not self._parameters:
             self._walk(model)
-        looks = [core().usage_look(device) for device in self._parameters]
-        if any(look["peak"]["step"] == look["step"] for look in looks):
-            self.tell()
+        for device in self._parameters:
+            look = core().usage_look(device)
+            if look["peak"]["step"] == look["step"]:
+                self._tell_known()
+                return
 
 
 class _Open(threading.local):
@@ -282,8 +294,7 @@ def _wrap_backward() -> None:
         with phases.phase("backward"):
             original(*args, **named)
         for tracking in trackings():
-            tracking.tell_gradients()
-            tracking.tell_if_highest()
+            tracking._backward_ends()
 
     torch.autograd.backward = backward
 
@@ -322,21 +333,29 @@ def _wrap_zero_grad(optimizer: Any) -> Callable[[], None]:
 # --- blocks of tensors ------------------------------------------------------------------
 def _tell(tensors: Iterable[Any], category: str) -> None:
     """Where the tensors' memory is on CUDA, it is of this category."""
-    by_device: dict[int, list[int]] = {}
+    by_device: dict[int, list[Any]] = {}
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         if local.is_cuda:
-            device = by_device.setdefault(local.device.index, [])
-            device.append(local.untyped_storage().data_ptr())
+            by_device.setdefault(local.get_device(), []).append(local)
     number = phases.CATEGORIES.index(category)
-    for device_index, addresses in by_device.items():
-        core().usage_set_category(device_index, addresses, number)
+    for device, found in by_device.items():
+        try:
+            addresses = [tensor.data_ptr() for tensor in found]
+        except RuntimeError:  # one has no storage of its own
+            addresses = [0]
+        told = core().usage_set_category(device, addresses, number)
+        if told < len(addresses):  # views of larger blocks, then: by their storages
+            storages = [tensor.untyped_storage() for tensor in found]
+            addresses = [storage.data_ptr() for storage in storages]
+            core().usage_set_category(device, addresses, number)
 
 
-def _gradients(model: torch.nn.Module) -> Iterator[Any]:
-    for parameter in model.parameters():
-        if parameter.grad is not None and not parameter.grad.is_sparse:
-            yield parameter.grad
+def _gradients(parameters: Iterable[Any]) -> Iterator[Any]:
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and not gradient.is_sparse:
+            yield gradient
 
 
 def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:

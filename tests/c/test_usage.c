@@ -209,6 +209,29 @@ TEST(what_lived_before_is_counted)
     tear_down(&f);
 }
 
+TEST(counting_ends_and_begins_again)
+{
+    fixture f = set_up();
+    void *kept[700];
+    for (int i = 0; i < 700; i++) kept[i] = one(&f, 512 * (1 + (size_t)i % 9));
+    uint64_t live = look(&f).live;
+    categorize(&f, kept[0], TA_CATEGORY_PARAMETER);
+    CHECK_EQ(ta_usage_unwatch(f.u), TA_OK);
+    CHECK_EQ(ta_usage_unwatch(f.u), TA_OK);
+    ta_free(f.a, kept[699]);
+    kept[699] = one(&f, 3 * MIB);
+    CHECK_EQ(look(&f).live, 0);
+    CHECK_EQ(look(&f).blocks, 0);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, live);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, TA_USAGE_PEAK), 512);
+    CHECK_EQ(ta_usage_watch(f.u, f.a), TA_OK);
+    CHECK_EQ(look(&f).blocks, 700);
+    CHECK_EQ(look(&f).live, live - 512 * (1 + 699 % 9) + 3 * MIB);
+    for (int i = 0; i < 700; i++) ta_free(f.a, kept[i]);
+    CHECK_EQ(look(&f).live, 0);
+    tear_down(&f);
+}
+
 TEST(steps_are_remembered)
 {
     fixture f = set_up();

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torcharena.rehearsal import api, cards, command, launch, places, rehearsing, verdict
+from torcharena.rehearsal import (
+    api,
+    cards,
+    command,
+    isolation,
+    launch,
+    places,
+    rehearsing,
+    verdict,
+)
 from torcharena.rehearsal.launch import Run
 from torcharena.rehearsal.report import Outcome, Report
 
@@ -137,6 +146,18 @@ def test_command_forms(tmp_path: Path) -> None:
     assert launch.command_of("sh")[0].endswith("/sh")
     with pytest.raises(FileNotFoundError, match="no such script"):
         launch.command_of("nothing-of-this-name")
+
+
+def test_runs_share_what_they_compile(tmp_path: Path) -> None:
+    folder = tmp_path / "compiled"
+    found = launch.cache_environment(str(folder), {"TRITON_CACHE_DIR": "/theirs"})
+    assert found == {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    assert folder.is_dir()
+    # Where there is no layer over the files, the guard keeps out of it.
+    shared = [str(folder)]
+    assert isolation._below(found["TORCHINDUCTOR_CACHE_DIR"], shared)
+    assert not isolation._below(f"{folder}s/inductor", shared)
+    assert not isolation._below(None, shared)
 
 
 def test_a_launcher_on_path_may_be_of_another_environment(

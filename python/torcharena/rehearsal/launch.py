@@ -27,6 +27,7 @@ from .child import JOB, STOP, Job
 __all__ = [
     "ALLOCATORS",
     "Run",
+    "cache_environment",
     "command_of",
     "environment",
     "is_launcher",
@@ -291,10 +292,12 @@ def run(
     share: Sequence[str] = (),
     quiet: bool = False,
     extra: dict[str, str] | None = None,
+    cache: str | None = None,
 ) -> Run:
     """Runs ``command`` to its end on simulated GPUs. ``folder``: an empty one for results
     and traces, which the caller removes. ``quiet``: what it prints is kept, not shown.
-    ``ranks``: so many processes, the first node's of the world."""
+    ``ranks``: so many processes, the first node's of the world. ``cache``: a folder that runs
+    share, for what `torch.compile` keeps."""
     # Where all ranks are there, each by itself knows what to do.
     world = world_size if ranks == 1 or (world_size or ranks) > ranks else None
     job = Job(
@@ -314,6 +317,9 @@ def run(
     )
     env = watched_environment(card, folder=folder, gpus=gpus, job=job)
     env.update(extra or {})
+    if cache is not None:
+        env.update(cache_environment(cache, env))
+        share = [*share, cache]
     if ranks > 1:
         command = _spawning(command, ranks, world is None, folder)
     result = Run(allocator, card, limit)
@@ -331,6 +337,18 @@ def run(
     if log is not None:
         result.output = Path(log).read_text(errors="replace")[-4000:]
     return result
+
+
+def cache_environment(folder: str, env: dict[str, str]) -> dict[str, str]:
+    """What has `torch.compile` keep its work below ``folder``, which is made, unless ``env``
+    has places for it already."""
+    os.makedirs(folder, exist_ok=True)
+    named = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {
+        name: os.path.join(folder, inside)
+        for name, inside in named.items()
+        if not env.get(name)
+    }
 
 
 def watched_environment(

@@ -153,6 +153,7 @@ class _Session:
             share=options.share,
             quiet=options.quiet or self.count > 1,
             extra=self.extra,
+            cache=os.path.join(self.folder, "compiled"),
             **more,
         )
         if done.ended == "settled" and self.steps is None:
