@@ -109,7 +109,7 @@ class Search:
             left = until - time.monotonic()
             if left < 20:
                 return "not finished, out of time"
-            cap = int(asked * (1 + steps * STEP))
+            cap = asked * (200 + steps) // 200
             found = run_program(
                 self.program, self.name, cap=cap, timeout=min(timeout, left)
             )
