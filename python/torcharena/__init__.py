@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .batch_sizes import BatchSize
     from .batches import find_batch_size
     from .integrations.figures import tqdm_postfix
+    from .lines import stacks
     from .notebook import Watch, watch
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import is_rehearsal, rehearse
@@ -61,6 +62,7 @@ __all__ = [
     "report",
     "set_limit",
     "snapshot",
+    "stacks",
     "timeline",
     "tqdm_postfix",
     "track",
@@ -82,6 +84,7 @@ _LATE = {
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",
+    "stacks": "lines",
     "timeline": "timelines",
     "tqdm_postfix": "integrations.figures",
     "track": "tracking",

@@ -40,6 +40,7 @@ def rehearse(
     ranks: str | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    report: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Report:
     """Runs ``fn(*args, **kwargs)`` in a process on simulated GPUs; returns its `Report`.
@@ -54,6 +55,8 @@ def rehearse(
         time, each in a process with the environment that torchrun would set.
     world_size, rank: the function runs as this one rank of so many, alone; with
         ``ranks="all"``, as the first node's ranks of so many.
+    report: a file, .html or .json, for who used what under the arena: phases, categories,
+        modules, timeline, growth. ``%r`` is the rank.
 
     The function's result is lost. Its exceptions are no exceptions here: the report's
     ``verdict`` is then ``the script failed`` and it has the text. Raises ValueError for
@@ -74,6 +77,7 @@ def rehearse(
         ranks=ranks,
         world_size=world_size,
         rank=rank,
+        report=None if report is None else os.fspath(report),
         quiet=True,
     )
     return rehearsed(fn, args, kwargs, options)
