@@ -77,6 +77,7 @@ struct ta_usage {
     double begin_us;
     _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
     _Atomic uint32_t step;
+    _Atomic uint64_t unused;
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -511,6 +512,11 @@ void ta_usage_step(ta_usage *u)
     if (!child(u)) atomic_fetch_add(&u->step, 1);
 }
 
+void ta_usage_unused(ta_usage *u, uint64_t bytes)
+{
+    if (!child(u)) atomic_store(&u->unused, bytes);
+}
+
 size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, size_t count,
                              ta_category category)
 {
@@ -567,6 +573,7 @@ void ta_usage_look(ta_usage *u, int device, ta_usage_counts *counts)
         .now_us = ta_now_us() - u->begin_us,
         .step = atomic_load(&u->step),
         .lost = d->lost,
+        .unused_bytes = atomic_load(&u->unused),
         .bytes = sizeof *u + TA_USAGE_PHASES * sizeof *u->phase +
                  (d->phases ? TA_USAGE_PHASES * sizeof *d->phases : 0) +
                  (d->modules ? TA_USAGE_MODULES * sizeof *d->modules : 0) +

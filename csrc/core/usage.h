@@ -67,6 +67,12 @@ size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,
 size_t ta_usage_set_modules(ta_usage *usage, int device, const uint64_t *addrs,
                             const uint16_t *modules, size_t count);
 
+/* Bytes that autograd graphs hold which are known never to run backward. */
+void ta_usage_unused(ta_usage *usage, uint64_t bytes);
+/* After a refusal: what the live blocks held then, and what would have saved most. Nothing
+ * where no block was told to be a parameter. Returns the length that snprintf would. */
+int ta_usage_oom_text(ta_usage *usage, int device, char *text, size_t capacity);
+
 /* Moments whose blocks are known until the next of the kind. */
 typedef enum ta_usage_moment {
     TA_USAGE_PEAK = 0,
@@ -88,8 +94,9 @@ typedef struct ta_usage_counts {
     double now_us;   /* since the start */
     uint64_t step;
     ta_usage_when when[TA_USAGE_MOMENTS];
-    uint64_t lost;  /* blocks not counted, for want of host memory */
-    uint64_t bytes; /* of host memory that all this takes */
+    uint64_t lost;         /* blocks not counted, for want of host memory */
+    uint64_t bytes;        /* of host memory that all this takes */
+    uint64_t unused_bytes; /* as ta_usage_unused was told */
 } ta_usage_counts;
 void ta_usage_look(ta_usage *usage, int device, ta_usage_counts *counts);
 /* The highest from now on. */

@@ -65,6 +65,7 @@ PyObject *ta_py_ledger_heed(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_state(PyObject *self, PyObject *args);
 PyObject *ta_py_ledger_read(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_watch(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_unused(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_unwatch(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_enter(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args);

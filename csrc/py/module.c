@@ -54,6 +54,7 @@ static PyMethodDef methods[] = {
     SOME(usage_leave, "usage_leave(bytes)"),
     SOME(usage_between, "usage_between(name | None): the phase outside all phases"),
     NONE(usage_step, "usage_step(): a step of the program ends"),
+    SOME(usage_unused, "usage_unused(bytes): of graphs that will not run backward"),
     SOME(usage_set_category,
          "usage_set_category(device, addresses, category) -> int: blocks found"),
     SOME(usage_look, "usage_look(device) -> dict"),

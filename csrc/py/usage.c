@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "../core/usage.h"
+#include "../torch/process.h"
 
 static ta_usage *usage;
 static bool watching;
@@ -28,6 +29,7 @@ PyObject *ta_py_usage_watch(PyObject *self, PyObject *args)
     if (watching) Py_RETURN_NONE;
     ta_status status = ta_usage_watch(usage, allocator);
     watching = status == TA_OK;
+    if (watching) ta_process_count(usage);
     return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
 }
 
@@ -37,6 +39,7 @@ PyObject *ta_py_usage_unwatch(PyObject *self, PyObject *args)
     (void)args;
     if (usage != NULL && watching) {
         watching = false;
+        ta_process_count(NULL);
         ta_usage_unwatch(usage);
     }
     Py_RETURN_NONE;
@@ -84,6 +87,17 @@ PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
     (void)args;
     if (needed() == NULL) return NULL;
     ta_usage_step(usage);
+    Py_RETURN_NONE;
+}
+
+/* usage_unused(bytes) */
+PyObject *ta_py_usage_unused(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned long long bytes = 0;
+    if (!PyArg_ParseTuple(args, "K:usage_unused", &bytes) || needed() == NULL)
+        return NULL;
+    ta_usage_unused(usage, bytes);
     Py_RETURN_NONE;
 }
 

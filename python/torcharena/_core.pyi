@@ -281,6 +281,9 @@ def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
 def usage_step() -> None: ...
+def usage_unused(bytes: int, /) -> None:
+    """Bytes of autograd graphs that will not run backward, for the text of refusals."""
+
 def usage_set_category(device: int, addresses: list[int], category: int, /) -> int:
     """Of live blocks that start there; how many did. Raises ValueError for a category."""
 

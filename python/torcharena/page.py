@@ -21,7 +21,7 @@ from .pictures import (
     seconds_text,
     timeline_svg,
 )
-from .reporting_text import module_title
+from .reporting_text import module_title, unused_graphs
 from .sizes import format_size
 from .timelines import ORDER, narrowed, squeezed
 
@@ -57,6 +57,7 @@ def page(data: dict[str, Any]) -> str:
         _section("Phases", _phases(data)),
         _section("Modules", _modules(data)),
         _section("Largest at the peak", _holders(peak)),
+        _section("Autograd graphs that were never run backward", _unused(data)),
         '<div class="columns">',
         _section("Growth from step to step", _growth(data)),
         _section("What would save most then, at most", _remedies(data)),
@@ -94,7 +95,8 @@ def compact(data: dict[str, Any]) -> str:
     parts.append(
         '<details style="margin:.5em 0"><summary style="cursor:pointer">categories, phases, '
         "largest holders, growth, device</summary>"
-        f"{_categories(data)}{_phases(data)}{_modules(data)}{_holders(data['peak'])}{_growth(data)}"
+        f"{_categories(data)}{_phases(data)}{_modules(data)}{_holders(data['peak'])}"
+        f"{_growth(data)}{_unused(data)}"
         f"{_remedies(data)}{_memory(data)}</details></div>"
     )
     return "".join(parts)
@@ -379,6 +381,17 @@ def _growth(data: dict[str, Any]) -> str:
         for row in data["growth"]
     ]
     return _table(("category", "allocated in", "grows by", "blocks"), rows, 2)
+
+
+def _unused(data: dict[str, Any]) -> str:
+    rows = data.get("unused_graphs")
+    if not rows:
+        return ""
+    said = "".join(f"<li>{escape(unused_graphs(row))}</li>" for row in rows)
+    return (
+        f"<ul>{said}</ul><p>What backward would need was kept for nothing: "
+        "<code>with torch.no_grad():</code> around them keeps none.</p>"
+    )
 
 
 def _refusal(moment: dict[str, Any]) -> str:

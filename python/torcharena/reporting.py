@@ -9,12 +9,14 @@ import collections
 import json
 import os
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import address_map, lines, modules, phases, timelines, tracking
 from .caps import device_memory
+from .graphs import rows_of
 from .loading import core
 from .remedies import remedies
 from .reporting_text import comparison, table
@@ -109,15 +111,25 @@ def report(device: DeviceLike = None) -> Report:
     held = _groups(now, paths)
     peak = library.usage_blocks(index, _PEAK)
     stats = library.stats(index)
+    graphs = [one.graphs for one in tracking.trackings()]
+    unused = rows_of(graphs)
     return Report(
         {
             "torcharena_report": VERSION,
             "device": index,
             "seconds": look["now_us"] / 1e6,
             "steps": look["step"],
-            "peak": _moment(look["peak"], peak, paths),
+            "peak": _moment(
+                look["peak"],
+                peak,
+                paths,
+                sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
+            ),
             "out_of_memory": _moment(
-                look["out_of_memory"], library.usage_blocks(index, _OOM), paths
+                look["out_of_memory"],
+                library.usage_blocks(index, _OOM),
+                paths,
+                sum(row["alive_bytes"] for row in unused),
             )
             if look["out_of_memory"]["requested"]
             else None,
@@ -138,6 +150,7 @@ def report(device: DeviceLike = None) -> Report:
             "modules": modules.rows(index, peak, now),
             "stacks": lines.recorded(),
             "growth": _growth(now, paths, look["step"]),
+            "unused_graphs": unused,
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -148,7 +161,9 @@ def report(device: DeviceLike = None) -> Report:
     )
 
 
-def _moment(when: Any, blocks: modules.Blocks, paths: list[str]) -> dict[str, Any]:
+def _moment(
+    when: Any, blocks: modules.Blocks, paths: list[str], unused: int = 0
+) -> dict[str, Any]:
     groups = _groups(blocks, paths)
     together: Groups = {}  # whichever module or line: what the remedies are told from
     for key, (count, size) in groups.items():
@@ -165,7 +180,7 @@ def _moment(when: Any, blocks: modules.Blocks, paths: list[str]) -> dict[str, An
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
-    found = remedies({**moment, "holders": _largest(together)})
+    found = remedies({**moment, "holders": _largest(together)}, unused)
     return {**moment, "remedies": found}
 
 
@@ -284,9 +299,8 @@ def _growth(blocks: modules.Blocks, paths: list[str], step: int) -> list[dict[st
     The step under way, and what lives on for one step, say nothing."""
     last = range(max(1, step - STEADY), step - 1)
     left: dict[tuple[str, ...], dict[int, int]] = collections.defaultdict(dict)
-    sizes: dict[tuple[str, ...], collections.Counter[int]] = collections.defaultdict(
-        collections.Counter
-    )
+    sizes: dict[tuple[str, ...], set[tuple[int, int]]] = collections.defaultdict(set)
+    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
     for _, size, born, phase, category, module, stack in blocks:
         if born in last:
             key = (
@@ -296,21 +310,28 @@ def _growth(blocks: modules.Blocks, paths: list[str], step: int) -> list[dict[st
                 lines.place_of(stack),
             )
             left[key][born] = left[key].get(born, 0) + size
-            sizes[key][size] += 1
+            sizes[key].add((born, size))
+            counts[key] += 1
     found = [
         {
             "phase": key[0],
             "category": key[1],
-            "bytes_per_step": sum(by_step.values()) // len(last),
+            "bytes_per_step": int(statistics.median(by_step.values())),
             "steps": len(by_step),
-            "blocks": sum(sizes[key].values()),
-            "size": sizes[key].most_common(1)[0][0],
+            "blocks": counts[key],
+            "size": _most_steps_left(sizes[key]),
             **_where(key[2], key[3]),
         }
         for key, by_step in left.items()
         if len(by_step) >= max(_FEWEST, len(last) // 2)
     ]
     return sorted(found, key=lambda row: -row["bytes_per_step"])
+
+
+def _most_steps_left(born_and_size: set[tuple[int, int]]) -> int:
+    """The size, the larger of two, of which most steps left a block."""
+    steps = collections.Counter(size for _, size in born_and_size)
+    return max(steps, key=lambda size: (steps[size], size))
 
 
 # --- the device's bytes --------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 from .sizes import format_size
 
-__all__ = ["comparison", "module_title", "table"]
+__all__ = ["comparison", "module_title", "table", "unused_graphs"]
 
 MODULES = 15  # rows of the table
 
@@ -47,11 +47,12 @@ def table(data: dict[str, Any]) -> str:
     lines += _modules(data)
     lines += _holders(peak)
     lines += _growth(data)
+    lines += _unused(data)
     lines += _remedies(data["out_of_memory"] or peak)
     lines += _memory(now["memory"])
+    lines += ["", f"  counting took {format_size(data['recorder_bytes'])} of host memory"]
     if data["not_counted"]:
         lines += [
-            "",
             f"  {data['not_counted']:,} blocks were not counted: no host memory",
         ]
     return "\n".join(lines) + "\n"
@@ -175,6 +176,30 @@ def _growth(data: dict[str, Any]) -> list[str]:
             where = ", ".join(row[key] for key in ("module", "place") if row.get(key))
             lines.append(f"{'':>23}in {_end_of(where, 74)}")
     return lines
+
+
+def unused_graphs(row: dict[str, Any]) -> str:
+    """A sentence about passes whose graphs never ran backward."""
+    several = row["passes"] != 1
+    text = (
+        f"{row['passes']:,} forward pass{'es' if several else ''} in {row['mode']} mode, "
+        f"{format_size(row['bytes'])}{' each at most' if several else ''}"
+    )
+    if row["alive"]:
+        which = "it lives" if not several else f"{row['alive']:,} of them live"
+        text += f"; {which} on: {format_size(row['alive_bytes'])}"
+    return text
+
+
+def _unused(data: dict[str, Any]) -> list[str]:
+    rows = data.get("unused_graphs")
+    if not rows:
+        return []
+    return [
+        "",
+        "  autograd graphs that were never run backward: use torch.no_grad()",
+        *(f"    {unused_graphs(row)}" for row in rows),
+    ]
 
 
 def _remedies(moment: dict[str, Any]) -> list[str]:

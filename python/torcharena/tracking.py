@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import phases
+from .graphs import Graphs
 from .lines import stacks as Stacks
 from .loading import core
 from .modules import Modules, around_compiled
@@ -49,6 +50,7 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
+        self.graphs = Graphs(self._look, core().usage_unused, bool(optimizers))
         self._modules: Modules | None = None
         self._stacks: Stacks | None = None
 
@@ -97,6 +99,7 @@ class Tracking:
     def add_optimizer(self, optimizer: Any, index: int) -> None:
         """One that was found later."""
         self._optimizers.append(weakref.ref(optimizer))
+        self.graphs.optimizers = True
         self._hook_optimizer(optimizer, index)
 
     def in_forward(self) -> bool:
@@ -115,6 +118,7 @@ class Tracking:
 
     def _backward_ends(self) -> None:
         """Gradients are there from now on, and seldom later than the next step."""
+        self.graphs.backward_ends()
         self.tell_gradients()
         if not self._optimizers:  # else at the end of the step
             self.tell_if_highest()
@@ -126,7 +130,11 @@ class Tracking:
             return
         self._open.close()  # what an error left open
         core().usage_between(None)
-        self._open.enter("forward" if torch.is_grad_enabled() else "evaluation")
+        if torch.is_grad_enabled():
+            self.graphs.forward_begins(module)
+            self._open.enter("forward")
+        else:
+            self._open.enter("evaluation")
 
     def _forward_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         import torch
@@ -135,6 +143,7 @@ class Tracking:
             return
         core().usage_between(self._open.spans[-1].name)  # the loss belongs to it
         self._open.close()
+        self.graphs.forward_ends(output)
 
     def _step_begins(self, optimizer: Any, args: Any, named: Any) -> Any:
         """A closure, which makes the forward and backward passes, is no optimizer's phase."""
@@ -168,6 +177,7 @@ class Tracking:
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
             core().usage_step()
+            self.graphs.step_ends()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
@@ -192,6 +202,11 @@ class Tracking:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _look(self) -> tuple[int, float]:
+        """Bytes that live on the model's device, or its first, and the time."""
+        look = core().usage_look(next(iter(self._parameters), 0))
+        return look["live"], look["now_us"]
 
     def tells_places(self) -> bool:
         """Whether blocks remember their module or line."""
@@ -242,10 +257,19 @@ class Tracking:
             self._walk(model)
         number = phases.CATEGORIES.index("gradient")
         for device, references in self._parameters.items():
-            gradients = list(_gradients(_alive(references)))
+            gradients = [
+                gradient
+                for reference in references
+                if (parameter := reference()) is not None
+                and (gradient := parameter.grad) is not None
+            ]
             if self._sharded:
                 gradients = [getattr(g, "_local_tensor", g) for g in gradients]
-            addresses = [g.data_ptr() for g in gradients]
+            try:
+                addresses = [gradient.data_ptr() for gradient in gradients]
+            except RuntimeError:  # a sparse one has no address of its own
+                dense = (g for g in gradients if not g.is_sparse)
+                addresses = [gradient.data_ptr() for gradient in dense]
             core().usage_set_category(device, addresses, number)
 
     def tell_if_highest(self) -> None:

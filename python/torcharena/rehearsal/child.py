@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from . import compiling, places
+from . import compiling, marks, places
 
 __all__ = ["JOB", "STOP", "Job", "prepare"]
 
@@ -109,6 +109,7 @@ class Watch:
 
             installing.enable_from_environment()
             compiling.without_trees()
+            marks.install(torch)
             if self.job.report:
                 from . import tracked
 

@@ -176,6 +176,7 @@ class Run:
     note: str = ""  # of the layer over the files
     refused: list[str] = field(default_factory=list)  # files that it might not change
     output: str = ""  # the end of what it printed, where it was not shown
+    replayed: bool = False  # of a run under the arena, through torch's own allocator
 
     def _worst(self) -> dict[str, int]:
         rows = [d for p in self.processes for d in p["devices"]]

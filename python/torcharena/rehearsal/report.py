@@ -75,6 +75,7 @@ class Outcome:
             "peak_reserved": run.peak_reserved,
             "allocations": run.figure("allocations"),
             "retries": run.retries,
+            "replayed": run.replayed,
             "oom": run.oom,
             "ooms": run.ooms,
             "exit_code": run.exit_code,
@@ -373,6 +374,11 @@ class Report:
                 lines += _wrapped(
                     f"{name}: {left}, and no telling within {_up(said.unsure)} (a share of "
                     "the peak, and what is not measured of the card)",
+                    width,
+                )
+            if run.replayed:
+                lines += _wrapped(
+                    f"{name}: not run; asked once more for what the arena was asked for",
                     width,
                 )
             if run.ooms and run.exit_code == 0:
