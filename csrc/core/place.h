@@ -1,7 +1,7 @@
-/* place.h - what each thread is at: the module of the model, and the lines of the program.
+/* place.h - what each thread is at: a module of the model, and lines of the program.
  *
- * Numbers alone; what they stand for the caller knows. A thread enters and leaves modules and
- * says which stack of lines it is at. In backward it says, before a node of the graph runs,
+ * Numbers alone; what they stand for the caller knows. A thread enters and leaves modules
+ * and says which stack of lines it is at. In backward it says, before a node of the graph runs,
  * which place of the forward pass has made it: that counts while the thread is in no module
  * of its own, as it is where a checkpointed one is computed again.
  *
