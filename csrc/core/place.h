@@ -24,8 +24,9 @@ typedef struct ta_place {
 void ta_place_begin(void);
 void ta_place_end(void);
 
-/* This thread is in the module until it leaves it. `outermost`: it is not called from within
- * itself; where it seems to be, an error has left it and those inside behind. Leaving leaves those inside too; one that it is not in does nothing. */
+/* This thread is in the module until it leaves it. `outermost`: it is not called from
+ * within itself; where it seems to be, an error has left it and those inside behind.
+ * Leaving leaves those inside too; one that it is not in does nothing. */
 void ta_place_enter(uint16_t module, bool outermost);
 void ta_place_leave(uint16_t module);
 /* This thread is at these lines; 0: at none that are known. */
