@@ -362,7 +362,11 @@ def begin(
         if not _all:
             _wrap_backward()
         _all.append(tracking)
-        tracking._start()
+        try:
+            tracking._start()
+        except BaseException:
+            tracking.stop()
+            raise
     return tracking
 
 
