@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import latency, packing, report
+from . import caps, latency, packing, report, startup, steps
 from .contenders import pick
 from .runs import devices
 from .store import Store
@@ -103,7 +103,15 @@ def chosen_programs(
     return found
 
 
-FIELDS = {"latency": latency.CONTENDERS, "packing": packing.CONTENDERS}
+# Who can be named by --only, by group.
+FIELDS = {
+    "latency": latency.CONTENDERS,
+    "packing": packing.CONTENDERS,
+    "caps": caps.CONTENDERS,
+    "steps": steps.LABELS,
+    "startup": startup.CONTENDERS,
+}
+LOOPS = [program for program in packing.PROGRAMS if program.startswith("loop:")]
 
 
 class Bench:
@@ -169,12 +177,42 @@ class Bench:
             gpus=devices(),
         )
 
+    def caps(self) -> None:
+        names = self.names("caps")
+        if self.options.only is None:
+            names = [name for name in names if name in caps.DEFAULT]
+        self.wrong += caps.run(
+            self.store,
+            names,
+            self.options.programs or LOOPS,
+            jobs=self.options.jobs,
+            seconds=self.left(1e9),
+            timeout=self.options.timeout,
+        )
+
+    def steps(self) -> None:
+        self.wrong += steps.run(
+            self.store,
+            self.options.only or steps.LABELS,
+            self.options.programs or LOOPS,
+            seconds=self.left(1e9),
+            timeout=self.options.timeout,
+        )
+
+    def startup(self) -> None:
+        self.wrong += startup.run(
+            self.store, self.names("startup"), seconds=self.left(400)
+        )
+
     def run(self) -> int:
         """Exit code 1 where something was not measured."""
         doors: dict[str, Callable[[], None]] = {
             "core": self.core,
             "latency": self.latency,
             "packing": self.packing,
+            "caps": self.caps,
+            "steps": self.steps,
+            "startup": self.startup,
         }
         for group in self.options.groups:
             doors[group]()

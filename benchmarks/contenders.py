@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .building import ROOT, build_floor, compiler
+from .machine import simulated
 
 __all__ = [
     "CONTENDERS",
@@ -86,7 +87,7 @@ def environment(name: str) -> dict[str, str]:
 def why_not(name: str) -> str:
     """Why it cannot run here; empty where it can."""
     if name.startswith("rmm"):
-        if "TORCHARENA_SIM_DIR" in os.environ:
+        if simulated():
             return "it brings a CUDA runtime of its own, which needs a real driver"
         if importlib.util.find_spec("rmm") is None:
             return "rmm is not installed (pip install rmm-cu13)"

@@ -59,7 +59,7 @@ C_TYPES: dict[int, Any] = {
     15: ctypes.c_void_p,
     24: ctypes.c_char,
 }
-HANDLE, INT64, NUMERIC, DESCRIPTOR, INT32, CHAR = 0, 3, 11, 15, 22, 24
+HANDLE, INT64, NUMERIC, DESCRIPTOR, INT32, CHAR = 0, 3, 11, 15, 23, 24
 MODES = {"instant": 0, "b": 1, "fallback": 2, "a": 3}
 MOST = 96  # configurations of a list
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["host", "machine", "processor"]
+__all__ = ["host", "machine", "processor", "simulated"]
 
 # Whose version may change what a program asks for, or who is measured.
 LIBRARIES = ("torcharena", "rmm", "transformers", "peft", "torchvision")
@@ -23,6 +23,11 @@ def processor() -> str:
     except OSError:
         pass
     return platform.machine()
+
+
+def simulated() -> bool:
+    """True in a process whose GPU is simulated, and in those that it starts."""
+    return "TORCHARENA_SIM_GPU" in os.environ or "TORCHARENA_SIM_DIR" in os.environ
 
 
 def host() -> dict[str, Any]:
@@ -43,7 +48,7 @@ def machine() -> dict[str, Any]:
     found: dict[str, Any] = {
         "gpu": properties.name,
         "gpu_bytes": properties.total_memory,
-        "simulated": "TORCHARENA_SIM_DIR" in os.environ,
+        "simulated": simulated(),
         **host(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

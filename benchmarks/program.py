@@ -1,11 +1,14 @@
 """One run of a program in this process, under a contender and, where asked for, a cap.
 
-    python -m benchmarks.program PROGRAM CONTENDER [--cap BYTES]
+    python -m benchmarks.program PROGRAM CONTENDER [--cap BYTES] [--turns]
 
 A program is a script of benchmarks/programs by its name, or ``loop:NAME``. Prints what it
 prints, and last a line ``RESULT {...}``: peaks in bytes, the seconds of each step, what the
 arena counted in it; ``out_of_memory`` where memory ran out. A step ends with an optimizer's,
-or where the program says so (truth.step)."""
+or where the program says so (truth.step).
+
+With ``--turns`` (see `turns`) it waits after every step until the parent says go on, the
+device having done all of it, and says what the step took; the result comes last."""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from typing import Any
 from .contenders import NAMES, install, out_of_memory
 from .machine import machine
 from .rehearsals import command
+from .turns import Pipe
 
 RESULT = "RESULT "
 # What the arena counts of a step; `slow` is the time of the requests that needed a page, waits
@@ -31,20 +35,30 @@ COUNTED = ("page_moves", "waits", "slow_allocations", "slow_seconds", "wait_seco
 class Steps:
     """Seconds of each step, and the arena's counts in it."""
 
-    def __init__(self, arena: bool) -> None:
+    def __init__(self, arena: bool, pipe: Pipe | None = None) -> None:
         self.arena = arena
+        self.pipe = pipe
         self.seconds: list[float] = []
         self.counts: list[dict[str, float]] = []
         self.last_counts = dict.fromkeys(COUNTED, 0.0)
         self.last = time.perf_counter()
 
     def step(self, *_: Any) -> None:
+        if self.pipe is not None:
+            import torch
+
+            torch.cuda.synchronize()
         now = time.perf_counter()
         self.seconds.append(now - self.last)
         if self.arena:
             counts = arena_counts()
             self.counts.append({k: counts[k] - self.last_counts[k] for k in COUNTED})
             self.last_counts = counts
+        if self.pipe is not None:
+            said = {"seconds": self.seconds[-1]}
+            self.pipe.say(said | {"counts": self.counts[-1]} if self.arena else said)
+            if self.pipe.hear() is None:
+                os._exit(1)
         self.last = time.perf_counter()
 
 
@@ -56,7 +70,9 @@ def arena_counts() -> dict[str, float]:
     return {key: stats[key] for key in COUNTED}
 
 
-def run(program: str, contender: str, cap: int | None) -> dict[str, Any]:
+def run(
+    program: str, contender: str, cap: int | None, pipe: Pipe | None = None
+) -> dict[str, Any]:
     """The run's figures. Raises what the program raises, but for want of memory."""
     books = install(contender, cap)
     import torch
@@ -67,7 +83,7 @@ def run(program: str, contender: str, cap: int | None) -> dict[str, Any]:
     sys.path.insert(0, str(Path(script).parent))
     import truth
 
-    steps = Steps(contender == "arena")
+    steps = Steps(contender == "arena", pipe)
     register_optimizer_step_post_hook(steps.step)
     truth.watchers.append(steps.step)
     begin = time.perf_counter()
@@ -96,9 +112,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("program")
     parser.add_argument("contender", choices=NAMES)
     parser.add_argument("--cap", type=int)
+    parser.add_argument("--turns", action="store_true")
     options = parser.parse_args(arguments)
-    found = run(options.program, options.contender, options.cap)
-    print(RESULT + json.dumps(found), flush=True)
+    pipe = Pipe() if options.turns else None
+    if pipe is not None:
+        pipe.say({})
+        pipe.hear()
+    found = run(options.program, options.contender, options.cap, pipe)
+    if pipe is not None:
+        pipe.say({"result": found})
+    else:
+        print(RESULT + json.dumps(found), flush=True)
     sys.stderr.flush()
     os._exit(0)
 

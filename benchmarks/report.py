@@ -10,6 +10,7 @@ from typing import Any
 
 from .building import ROOT
 from .contenders import CONTENDERS
+from .latency import CASES, name_of
 from .packing import ratio
 from .store import Store
 
@@ -36,6 +37,18 @@ def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(shown(cells) for cells in (head, rule, *lines))
 
 
+def place_of(contender: str) -> tuple[int, str]:
+    """In the order of `CONTENDERS`, those under a cap behind the one without."""
+    name, _, cap = contender.partition("@")
+    return list(CONTENDERS).index(name), cap
+
+
+def case_place(case: str) -> int:
+    """Latencies in the order of `latency.CASES`, what else there is as it came."""
+    names = [name_of(one) for one in CASES]
+    return names.index(case) if case in names else 0
+
+
 def of(rows: Sequence[Row], case: str, contender: str) -> Row | None:
     return next(
         (r for r in rows if r["case"] == case and r["contender"] == contender), None
@@ -44,9 +57,10 @@ def of(rows: Sequence[Row], case: str, contender: str) -> Row | None:
 
 def cross(rows: Sequence[Row], cell: Callable[[Row], str], first: str) -> str:
     """Cases down, contenders across, in the order of `CONTENDERS`."""
-    names = [n for n in CONTENDERS if any(r["contender"] == n for r in rows)]
+    here = dict.fromkeys(row["contender"] for row in rows)
+    names = sorted(here, key=place_of)
     lines = []
-    for case in dict.fromkeys(row["case"] for row in rows):
+    for case in sorted(dict.fromkeys(row["case"] for row in rows), key=case_place):
         cells = [case]
         for name in names:
             row = of(rows, case, name)
@@ -195,9 +209,96 @@ def summary(store: Store, group: str, rows: Sequence[Row]) -> str:
     )
 
 
+def caps_tables(store: Store) -> list[str]:
+    rows = [row for row in store.of("caps") if "smallest" in row]
+    if not rows:
+        return []
+    text = cross(rows, lambda row: f"{row['smallest']:.3f}", "program")
+    return [
+        "### Caps\n\nThe smallest cap, over the peak of bytes asked for, at which the program "
+        f"runs to its end, in steps of 0.005:\n\n{text}"
+    ]
+
+
+def steps_tables(store: Store) -> list[str]:
+    rows = [row for row in store.of("steps") if "error" not in row]
+    if not rows:
+        return []
+    found = [
+        "### Steps\n\nMilliseconds a step, mean of the later half, all in lockstep:\n\n"
+        + cross(rows, lambda row: f"{row['step_ms']:.1f}", "program")
+    ]
+    lines = []
+    for row in rows:
+        for other, (middle, bound) in row["over"].items():
+            lines.append(
+                [row["case"], row["contender"], other, f"{middle:.3f}", f"{bound:.3f}"]
+            )
+    if lines:
+        head = ["program", "contender", "over", "ratio", "95 %"]
+        found.append("Step times over each other's, paired:\n\n" + grid(head, lines))
+    costs = [row for row in rows if "arena_ms" in row]
+    lines = [
+        [
+            row["case"],
+            row["contender"],
+            f"{row['step_ms']:.1f}",
+            f"{row['arena_ms']:.3f}",
+            f"{100 * row['arena_ms'] / row['step_ms']:.2f} %",
+            f"{row['wait_ms']:.3f}",
+            f"{row['moves']:.1f}",
+            f"{row['waits']:.1f}",
+            f"{row['longest_ms']:.1f}",
+        ]
+        for row in costs
+    ]
+    head = ["program", "contender", "step ms", "arena ms", "share", "of it waits"]
+    if lines:
+        found.append(
+            "What the arena took of a step: requests that needed a page, waits included; the "
+            "longest wait in a step, but for the first:\n\n"
+            + grid([*head, "page moves", "waits", "longest ms"], lines)
+        )
+    return found
+
+
+def startup_tables(store: Store) -> list[str]:
+    rows = [row for row in store.of("startup") if "error" not in row]
+    if not rows:
+        return []
+    found = ["### Start-up"]
+    backed = [row for row in rows if "cold" in row]
+    if backed:
+        found.append(
+            "Milliseconds to back memory in a fresh process, and again once it was freed:\n\n"
+            + cross(backed, lambda r: f"{r['cold']:.1f}, {r['again']:.1f}", "bytes")
+        )
+    stepped = [row for row in rows if "extra_ms" in row]
+    if stepped:
+        found.append(
+            "The first step's time over the tenth's, milliseconds, and of it the arena's own:\n\n"
+            + cross(
+                stepped,
+                lambda r: (
+                    f"{r['extra_ms']:.1f}"
+                    + (f" ({r['arena_ms']:.1f})" if "arena_ms" in r else "")
+                ),
+                "24 GiB",
+            )
+        )
+    return found
+
+
 def tables(store: Store) -> str:
     """All that the store has."""
-    parts = [*core_tables(store), *latency_tables(store), *packing_tables(store)]
+    parts = [
+        *core_tables(store),
+        *latency_tables(store),
+        *packing_tables(store),
+        *caps_tables(store),
+        *steps_tables(store),
+        *startup_tables(store),
+    ]
     return "\n\n".join(parts)
 
 

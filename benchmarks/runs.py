@@ -17,10 +17,18 @@ from .building import ROOT
 from .contenders import environment
 from .program import RESULT
 
-__all__ = ["RANKS", "ranks_environment", "run_program"]
+__all__ = [
+    "RANKS",
+    "devices",
+    "free_port",
+    "ranks_environment",
+    "run_program",
+    "wait_all",
+]
 
 # Programs that are several processes, each on a GPU of its own.
 RANKS = {"shard_pair": 2}
+NVLS = ("NCCL_NVLS_ENABLE", "0")  # multicast: not every host has it set up
 
 
 def free_port() -> int:
@@ -38,8 +46,7 @@ def ranks_environment(count: int, port: int, rank: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "NCCL_NVLS_ENABLE": "0",  # multicast: not every host has it set up
-    }
+    } | dict([NVLS])
 
 
 def run_program(
@@ -85,8 +92,13 @@ def wait_all(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:
             time.sleep(0 if late else 3)  # the others may have something to say
             for process in processes:
                 if process.poll() is None:
+                    process.terminate()
+            for process in processes:
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
                     process.kill()
-                process.wait()
+                    process.wait()
             return late
         time.sleep(0.05)
     return False

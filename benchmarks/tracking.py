@@ -58,14 +58,17 @@ class Steps:
     def __init__(self, loop: Callable[..., Iterator[float]]) -> None:
         self.marks: list[str] = []
         self._loop: Any = loop(self.marks.append, steps=ENOUGH)
+        self._tracked: tuple[Any, Any] | None = None
         self.count = 0
 
     def track(self) -> Any:
         """Tracks the loop's model and optimizer."""
         import torcharena
 
-        held = self._loop.gi_frame.f_locals
-        return torcharena.track(held["model"], held["optimizer"])
+        if self._tracked is None:  # looking keeps what the frame holds then, so once
+            held = self._loop.gi_frame.f_locals
+            self._tracked = held["model"], held["optimizer"]
+        return torcharena.track(*self._tracked)
 
     def step(self, tracked: bool) -> tuple[float, tuple[str, ...]]:
         """Seconds of the next step, and the phases that it had."""

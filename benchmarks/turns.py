@@ -17,7 +17,7 @@ from typing import IO, Any
 from .building import ROOT
 from .contenders import environment
 
-__all__ = ["Failed", "Player", "close_all", "serve"]
+__all__ = ["Failed", "Pipe", "Player", "close_all", "serve"]
 
 
 class Failed(Exception):
@@ -31,9 +31,12 @@ class Failed(Exception):
 class Player:
     """A child process. Made at once, greeted by `hello`, so that several start together."""
 
-    def __init__(self, name: str, module: str, arguments: list[str]) -> None:
-        """``name``: a contender. The child runs ``python -m module arguments``."""
-        self.name = name
+    def __init__(
+        self, name: str, module: str, arguments: list[str], label: str | None = None
+    ) -> None:
+        """``name``: a contender. The child runs ``python -m module arguments``. ``label``
+        tells players of one contender apart."""
+        self.name = label or name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -106,18 +109,33 @@ def close_all(players: list[Player]) -> None:
         player.close()
 
 
+class Pipe:
+    """The child's side. What programs print goes to standard error."""
+
+    def __init__(self) -> None:
+        self._out: IO[str] = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def say(self, what: dict[str, Any]) -> None:
+        print(json.dumps(what), file=self._out, flush=True)
+
+    def hear(self) -> dict[str, Any] | None:
+        """What the parent asks; None when it asks no more."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+
 def serve(
     hello: dict[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """The child's side: answers until the parent closes the pipe. What programs print goes to
-    standard error. Ends the process without teardown: some plug-ins do not survive one."""
-    pipe: IO[str] = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print(json.dumps(hello), file=pipe, flush=True)
-    for line in sys.stdin:
+    """Answers until the parent closes the pipe. Ends the process without teardown: some
+    plug-ins do not survive one."""
+    pipe = Pipe()
+    pipe.say(hello)
+    while (asked := pipe.hear()) is not None:
         try:
-            found = answer(json.loads(line))
+            found = answer(asked)
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
-        print(json.dumps(found), file=pipe, flush=True)
+        pipe.say(found)
     os._exit(0)

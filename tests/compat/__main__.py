@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print errors whole")
     parser.add_argument("--out", type=Path, help="append a JSON line a row")
     parser.add_argument("--alone", action="store_true", help="the arena, without native")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at once")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only-gpus", action="store_true", help="no row of fewer GPUs")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all")
@@ -71,18 +73,25 @@ def main() -> int:
     ends = time.monotonic() + asked.seconds
     machine = table.machine()
     failed = 0
-    for row in chosen:
+
+    def one(row: Row) -> dict[str, Any] | None:
         left = ends - time.monotonic()
         if left < 10:
-            print(f"{row.name}: not run, no time left", flush=True)
-            continue
-        found = {**measured(row, min(asked.timeout, left), asked.alone), **machine}
-        wrong = table.judged(row, found)
-        failed += wrong.startswith("fails")
-        print(f"{row.name:28}{wrong}", flush=True)
-        if asked.out:
-            with asked.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
+            return None
+        return {**measured(row, min(asked.timeout, left), asked.alone), **machine}
+
+    running.warm(chosen)
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for row, found in zip(chosen, pool.map(one, chosen), strict=True):
+            if found is None:
+                print(f"{row.name:28}not run: no time left", flush=True)
+                continue
+            said = table.judged(row, found)
+            failed += said.startswith("fails")
+            print(f"{row.name:28}{said}", flush=True)
+            if asked.out:
+                with asked.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(found) + "\n")
     return 1 if failed else 0
 
 

@@ -43,7 +43,9 @@ def tokens(step: int, batch: int = 8) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (batch, length), generator=draw).cuda()
 
 
-def images(step: int, batch: int = 8, size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+def images(
+    step: int, batch: int = 8, size: int = 64
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pictures and their classes, of 10."""
     draw = torch.Generator().manual_seed(step)
     shape = (batch, 3, size, size)
@@ -57,7 +59,9 @@ class Mlp(nn.Module):
     def __init__(self, layers: int = 4, width: int = 512) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            nn.Sequential(
+                nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+            )
             for _ in range(layers)
         )
         self.width = width

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -16,21 +17,43 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .rows import Row
 
-__all__ = ["ALLOCATORS", "missing", "run"]
+__all__ = ["ALLOCATORS", "missing", "run", "warm"]
 
 ALLOCATORS = ("native", "expandable", "arena")
 WARM = 2  # steps that are not timed
 print_errors = False
+# What libraries import late, and takes seconds.
+_LIGHT = {
+    "accelerate": ("accelerate.utils",),
+    "lightning": ("lightning", "lightning.pytorch.tuner"),
+    "peft": ("peft",),
+    "timm": ("timm", "timm.utils"),
+    "torch_geometric": ("torch_geometric.data", "torch_geometric.nn"),
+    "torchvision": ("torchvision.models.detection",),
+    "transformers": (
+        "transformers.trainer",
+        "transformers.models.gpt2.modeling_gpt2",
+        "transformers.models.llama.modeling_llama",
+    ),
+}
 
 
 def missing(row: Row) -> str:
     """The modules that the row needs and this Python has not; empty: none."""
     return ", ".join(name for name in row.needs if importlib.util.find_spec(name) is None)
+
+
+def warm(rows: Iterable[Row]) -> None:
+    """Imports what these rows will, where that does not touch CUDA: once, not in each run."""
+    wanted = {name for row in rows for name in row.needs} & _LIGHT.keys()
+    for name in ["torch._dynamo", *(part for one in wanted for part in _LIGHT[one])]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def run(row: Row, allocator: str, timeout: float = 120.0) -> dict[str, Any]:

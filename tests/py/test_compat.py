@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from simulated import PACKAGE, missing
-
 from torcharena.rehearsal import launch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -261,10 +261,11 @@ def test_functions_from_python(tmp_path: Path) -> None:
         "    assert report.peak_requested == (1 << 29) + (1 << 20)\n"
         "    place = report.holders['places'][0]['place']\n"
         "    assert place == 'notebook.py:3 fn', place\n"
-        "    found = torcharena.find_batch_size(fn, 4, 16, limit='2GiB', multiple=2)\n"
-        "    assert found.best == 6, found\n"
+        "    found = torcharena.find_batch_size(\n"
+        "        fn, start=4, max=16, gpu='h100', limit='2GiB', multiple=2)\n"
+        "    assert found == 6, found.table()\n"
         "    assert found.peaks()[4] == 1 << 30\n"
-        "    print(found)\n"
+        "    print(found.table())\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program)],

@@ -514,37 +514,6 @@ def test_the_highest_moment_is_found_in_the_history() -> None:
 def test_wrong_arguments_from_python() -> None:
     with pytest.raises(ValueError, match="allocator"):
         api.rehearse(print, allocator="malloc")
-    with pytest.raises(ValueError, match="1 <= start"):
-        api.find_batch_size(print, start=0)
-    with pytest.raises(ValueError, match="1 <= start"):
-        api.find_batch_size(print, start=5, max=4)
-    with pytest.raises(ValueError, match="no card"):
-        api.find_batch_size(print, gpu="moon")
-
-
-@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 20])
-@pytest.mark.parametrize(
-    ("start", "most", "multiple"), [(1, 20, 1), (4, 20, 4), (3, 17, 5)]
-)
-def test_the_search_finds_the_largest(
-    largest: int, start: int, most: int, multiple: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def rehearse(fn: Any, args: Any, kwargs: Any, options: Any) -> Report:
-        tried.append(args[0])
-        run = a_run("arena", reserved=GIB if args[0] <= largest else 30 * GIB)
-        report = Report(["f"], cards.find("16GiB"))
-        report.outcomes = [Outcome(run, verdict.judge(run, run.peak_reserved))]
-        return report
-
-    monkeypatch.setattr(api, "_rehearse", rehearse)
-    found = api.find_batch_size(print, start, most, "16GiB", multiple=multiple)
-    allowed = [n for n in range(start, most + 1, multiple) if n <= largest]
-    assert found.best == max(allowed, default=0)
-    assert len(tried) == len(set(tried)) <= 10
-    assert all((n - start) % multiple == 0 for n in tried)
-    assert str(found.best or "none") in str(found).splitlines()[0]
 
 
 def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> None:
@@ -552,16 +521,22 @@ def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> No
     program.write_text(
         "import math, sys\n"
         "sys.modules['cloudpickle'] = None\n"
+        "import torcharena\n"
         "from torcharena.rehearsal import packing\n"
         "FACTOR = 3\n"
         "class Base:\n    k = 2\n"
         "class Model(Base):\n    def size(self): return self.k * FACTOR\n"
         "def helper(): return Model().size() + math.floor(1.5)\n"
         "def fn(n): print('got', n * helper())\n"
+        "@torcharena.find_batch_size(gpu='h100')\n"
+        "def sized(n): print('inside', n * helper())\n"
         "if __name__ == '__main__':\n"
         "    import subprocess\n"
         "    open('call', 'wb').write(packing.packed(fn, (2,), {}))\n"
         "    run = [sys.executable, '-m', 'torcharena.rehearsal.calling', 'call']\n"
+        "    subprocess.run(run, check=True)\n"
+        "    inner = sized._torcharena_inner\n"
+        "    open('call', 'wb').write(packing.packed(inner, (3,), {}))\n"
         "    subprocess.run(run, check=True)\n"
         "    lock = __import__('threading').Lock()\n"
         "    def bad(): return lock\n"
@@ -578,6 +553,7 @@ def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> No
         check=False,
     )
     assert "got 14" in done.stdout, done.stderr
+    assert "inside 21" in done.stdout, done.stderr
     assert "it uses lock, which cannot be pickled" in done.stdout
     assert "it is a lambda" in done.stdout
 

@@ -172,6 +172,7 @@ class Run:
     seconds: float = 0.0
     processes: list[dict[str, Any]] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    reports: list[tuple[str, str]] = field(default_factory=list)  # (rank, file) of each
     note: str = ""  # of the layer over the files
     refused: list[str] = field(default_factory=list)  # files that it might not change
     output: str = ""  # the end of what it printed, where it was not shown
@@ -289,6 +290,7 @@ def run(
     ranks: int = 1,
     find_places: bool = False,
     peak_step: int | None = None,
+    report: bool = False,
     keep_files: str | None = None,
     share: Sequence[str] = (),
     quiet: bool = False,
@@ -315,6 +317,7 @@ def run(
         ranks=ranks,
         places=find_places,
         peak_step=peak_step,
+        report=report,
     )
     env = watched_environment(card, folder=folder, gpus=gpus, job=job)
     env.update(extra or {})
@@ -334,10 +337,22 @@ def run(
     for file in sorted(Path(folder).glob("result.*.json")):
         result.processes.append(json.loads(file.read_text()))
     result.timed_out = killed or any(p["ended"] == "timeout" for p in result.processes)
+    result.reports = _reports(folder, result.processes)
     result.traces = sorted(map(str, Path(folder).glob("trace.*.trace")))
     if log is not None:
         result.output = Path(log).read_text(errors="replace")[-4000:]
     return result
+
+
+def _reports(folder: str, processes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(rank, file) of each process that left a report; without ranks, its place in order."""
+    found: list[tuple[str, str]] = []
+    for process in processes:
+        path = os.path.join(folder, f"report.{process['pid']}.json")
+        if os.path.exists(path):
+            rank = process.get("rank")
+            found.append((str(len(found)) if rank is None else str(rank), path))
+    return sorted(found, key=lambda one: int(one[0]))
 
 
 def cache_environment(folder: str, env: dict[str, str]) -> dict[str, str]:

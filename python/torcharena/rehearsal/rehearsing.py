@@ -45,6 +45,7 @@ class Options:
     rank: int = 0
     ranks: str | None = None  # "all": the ranks of the first node, each a process
     record: str | None = None
+    report: str | None = None  # where who used what is written, .html or .json
     keep_files: str | None = None
     share: tuple[str, ...] = ()  # folders that it changes in earnest
     again: bool = True  # repeat a run that ran out, or is too close, with other memory
@@ -68,6 +69,8 @@ def rehearse_command(
             f"limit: {options.limit} bytes are more than the card has ({card.memory})"
         )
     _check_ranks(options)
+    if options.report is not None:
+        check_report(options.report, options.allocators)
     report = Report(list(shown or command), card, options.gpus, options.limit)
     with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
         session = _Session(list(command), card, options, folder, extra, say, report)
@@ -153,6 +156,7 @@ class _Session:
             ranks=1 if options.ranks is None else options.gpus,
             find_places=places,
             peak_step=self.peak_step,
+            report=options.report is not None and self.count == 1,
             keep_files=options.keep_files if self.count == 1 else None,
             share=options.share,
             quiet=options.quiet or self.count > 1,
@@ -203,6 +207,8 @@ class _Session:
     def arena(self, done: Run) -> Outcome:
         if self.options.record is not None:
             _keep(done.traces, self.options.record)
+        if self.options.report is not None:
+            self.report.pages = _write_reports(done.reports, self.options.report)
         if done.failed or done.timed_out:
             return Outcome(done, verdict.judge(done, None))
         full = done
@@ -255,6 +261,36 @@ class _Session:
         self.say(f"{allocator}: it runs out; once more with memory enough")
         memory = min(_MOST, max(_AT_LEAST, _ENOUGH * self.card.memory))
         return self.again(allocator, self.card.of_size(memory), None)
+
+
+def check_report(path: str, allocators: Sequence[str]) -> None:
+    """Raises ValueError where no report can be written there."""
+    if "arena" not in allocators:
+        raise ValueError(
+            "report: only the arena's run is tracked; accepted are the allocators arena and "
+            "all"
+        )
+    if not path.endswith((".html", ".htm", ".json")):
+        raise ValueError(f"report {path!r}: a name that ends in .html or .json")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ValueError(f"report {path!r}: there is no folder {folder}")
+
+
+def _write_reports(found: list[tuple[str, str]], path: str) -> list[str]:
+    """Each process's report goes where the user wants it: ``%r`` is the rank, without which
+    several get it before the name's end. Returns the files."""
+    from .. import reporting
+
+    if len(found) > 1 and "%r" not in path:
+        stem, end = os.path.splitext(path)
+        path = f"{stem}.rank%r{end}"
+    written = []
+    for rank, file in found:
+        target = path.replace("%r", rank)
+        reporting.load(file).save(target)
+        written.append(target)
+    return written
 
 
 def _keep(traces: list[str], path: str) -> None:

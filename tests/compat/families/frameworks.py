@@ -216,7 +216,9 @@ def geometric() -> Iterator[torch.Tensor]:
 
 @row("torchvision: a detector", needs=("torchvision",), exact=False, rehearsed=False)
 def detector() -> Iterator[torch.Tensor]:
-    from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn as build
+    from torchvision.models.detection import (
+        fasterrcnn_mobilenet_v3_large_320_fpn as build,
+    )
 
     model = build(weights=None, weights_backbone=None, num_classes=5).cuda().train()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)

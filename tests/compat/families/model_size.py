@@ -55,7 +55,11 @@ def int8() -> Iterator[torch.Tensor]:
         yield (product.float() * unit * scale).square().mean()
 
 
-@row("8-bit optimizer (bitsandbytes)", needs=("bitsandbytes", "transformers"), rehearsed=False)
+@row(
+    "8-bit optimizer (bitsandbytes)",
+    needs=("bitsandbytes", "transformers"),
+    rehearsed=False,
+)
 def bitsandbytes_adam() -> Iterator[torch.Tensor]:
     import bitsandbytes
 
@@ -63,7 +67,11 @@ def bitsandbytes_adam() -> Iterator[torch.Tensor]:
     yield from train(model, bitsandbytes.optim.AdamW8bit(model.parameters(), 1e-3))
 
 
-@row("paged optimizer (bitsandbytes)", needs=("bitsandbytes", "transformers"), rehearsed=False)
+@row(
+    "paged optimizer (bitsandbytes)",
+    needs=("bitsandbytes", "transformers"),
+    rehearsed=False,
+)
 def bitsandbytes_paged() -> Iterator[torch.Tensor]:
     import bitsandbytes
 
@@ -71,7 +79,9 @@ def bitsandbytes_paged() -> Iterator[torch.Tensor]:
     yield from train(model, bitsandbytes.optim.PagedAdamW32bit(model.parameters(), 1e-3))
 
 
-@row("a model of other dtypes loaded in place (half, then float)", needs=("transformers",))
+@row(
+    "a model of other dtypes loaded in place (half, then float)", needs=("transformers",)
+)
 def dtype_changes() -> Iterator[torch.Tensor]:
     model = gpt().cuda().eval()
     with torch.no_grad():

@@ -37,7 +37,10 @@ def accelerate_offload() -> Iterator[torch.Tensor]:
             yield model(input_ids=batch, labels=batch).loss
 
 
-@row("accelerate's device_map with layers on the host", needs=("accelerate", "transformers"))
+@row(
+    "accelerate's device_map with layers on the host",
+    needs=("accelerate", "transformers"),
+)
 def device_map() -> Iterator[torch.Tensor]:
     from accelerate import dispatch_model
 
@@ -107,7 +110,9 @@ def saved_meanwhile() -> Iterator[torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for loss in train(model, optimizer, steps=4):
         file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file
+        )
         file.seek(0)
         found = torch.load(file, map_location="cuda", weights_only=True)
         model.load_state_dict(found["model"])
