@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .loops import ROOT, environment
+from .contenders import ROOT, environment
 from .truths import ALONE, PROGRAMS, RECORD
 
 WANTED = ("detector_boxes", "loop:resnet50_multiscale", "unet_denoise", "dqn_replay")

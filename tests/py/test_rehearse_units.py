@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torcharena.rehearsal import api, cards, command, launch, places, rehearsing, verdict
+from torcharena.rehearsal import (
+    api,
+    cards,
+    command,
+    isolation,
+    launch,
+    places,
+    rehearsing,
+    verdict,
+)
 from torcharena.rehearsal.launch import Run
 from torcharena.rehearsal.report import Outcome, Report
 
@@ -137,6 +146,18 @@ def test_command_forms(tmp_path: Path) -> None:
     assert launch.command_of("sh")[0].endswith("/sh")
     with pytest.raises(FileNotFoundError, match="no such script"):
         launch.command_of("nothing-of-this-name")
+
+
+def test_runs_share_what_they_compile(tmp_path: Path) -> None:
+    folder = tmp_path / "compiled"
+    found = launch.cache_environment(str(folder), {"TRITON_CACHE_DIR": "/theirs"})
+    assert found == {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    assert folder.is_dir()
+    # Where there is no layer over the files, the guard keeps out of it.
+    shared = [str(folder)]
+    assert isolation._below(found["TORCHINDUCTOR_CACHE_DIR"], shared)
+    assert not isolation._below(f"{folder}s/inductor", shared)
+    assert not isolation._below(None, shared)
 
 
 def test_a_launcher_on_path_may_be_of_another_environment(
@@ -456,37 +477,6 @@ def test_the_highest_moment_is_found_in_the_history() -> None:
 def test_wrong_arguments_from_python() -> None:
     with pytest.raises(ValueError, match="allocator"):
         api.rehearse(print, allocator="malloc")
-    with pytest.raises(ValueError, match="1 <= start"):
-        api.find_batch_size(print, start=0)
-    with pytest.raises(ValueError, match="1 <= start"):
-        api.find_batch_size(print, start=5, max=4)
-    with pytest.raises(ValueError, match="no card"):
-        api.find_batch_size(print, gpu="moon")
-
-
-@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 20])
-@pytest.mark.parametrize(
-    ("start", "most", "multiple"), [(1, 20, 1), (4, 20, 4), (3, 17, 5)]
-)
-def test_the_search_finds_the_largest(
-    largest: int, start: int, most: int, multiple: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def rehearse(fn: Any, args: Any, kwargs: Any, options: Any) -> Report:
-        tried.append(args[0])
-        run = a_run("arena", reserved=GIB if args[0] <= largest else 30 * GIB)
-        report = Report(["f"], cards.find("16GiB"))
-        report.outcomes = [Outcome(run, verdict.judge(run, run.peak_reserved))]
-        return report
-
-    monkeypatch.setattr(api, "_rehearse", rehearse)
-    found = api.find_batch_size(print, start, most, "16GiB", multiple=multiple)
-    allowed = [n for n in range(start, most + 1, multiple) if n <= largest]
-    assert found.best == max(allowed, default=0)
-    assert len(tried) == len(set(tried)) <= 10
-    assert all((n - start) % multiple == 0 for n in tried)
-    assert str(found.best or "none") in str(found).splitlines()[0]
 
 
 def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> None:
