@@ -484,16 +484,22 @@ def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> No
     program.write_text(
         "import math, sys\n"
         "sys.modules['cloudpickle'] = None\n"
+        "import torcharena\n"
         "from torcharena.rehearsal import packing\n"
         "FACTOR = 3\n"
         "class Base:\n    k = 2\n"
         "class Model(Base):\n    def size(self): return self.k * FACTOR\n"
         "def helper(): return Model().size() + math.floor(1.5)\n"
         "def fn(n): print('got', n * helper())\n"
+        "@torcharena.find_batch_size(gpu='h100')\n"
+        "def sized(n): print('inside', n * helper())\n"
         "if __name__ == '__main__':\n"
         "    import subprocess\n"
         "    open('call', 'wb').write(packing.packed(fn, (2,), {}))\n"
         "    run = [sys.executable, '-m', 'torcharena.rehearsal.calling', 'call']\n"
+        "    subprocess.run(run, check=True)\n"
+        "    inner = sized._torcharena_inner\n"
+        "    open('call', 'wb').write(packing.packed(inner, (3,), {}))\n"
         "    subprocess.run(run, check=True)\n"
         "    lock = __import__('threading').Lock()\n"
         "    def bad(): return lock\n"
@@ -510,6 +516,7 @@ def test_without_cloudpickle_a_function_goes_by_its_source(tmp_path: Path) -> No
         check=False,
     )
     assert "got 14" in done.stdout, done.stderr
+    assert "inside 21" in done.stdout, done.stderr
     assert "it uses lock, which cannot be pickled" in done.stdout
     assert "it is a lambda" in done.stdout
 
