@@ -441,8 +441,8 @@ void ta_arena_add_chunk(ta_arena *arena, ta_chunk *c, uint64_t tick)
 
 bool ta_chunk_empty(const ta_chunk *c)
 {
-    return !c->mapped_count && c->first && c->first->state == TA_FREE &&
-           c->first->hole->size == c->size;
+    return !c->mapped_count && !c->spilled_count && c->first &&
+           c->first->state == TA_FREE && c->first->hole->size == c->size;
 }
 
 void ta_arena_drop_chunk(ta_arena *arena, ta_chunk *c)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gather.h"
 #include "pages.h"
 
 uint64_t ta_arena_partly_used(const ta_arena *arena)
@@ -75,7 +76,7 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_la
     oom->live = d->stats.allocated[TA_POOL_ALL].current;
     oom->pending = d->stats.pending.current;
     ta_spin_drop(&d->counting);
-    oom->idle = d->ready.count * d->page_bytes;
+    oom->idle = ta_ready_held(d);
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_lock_take(&a->lock);
         uint64_t idle = a->idle * a->page_bytes;
