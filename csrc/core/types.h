@@ -237,14 +237,15 @@ typedef struct ta_ready {
 } ta_ready;
 #define TA_PAGE_SIZES 20u /* from a granule to TA_LOOKUP_BYTES, by powers of two */
 
-/* Of all devices; its blocks are in the arenas that point here. Written under `setup`, but
- * for `busy`, which is the one whom the region's sleep or wake keeps others out with. */
+/* Of all devices; its blocks are in the arenas that point here. Never changes but for `asleep`,
+ * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: while
+ * that is set nobody else sends it to sleep or wakes it. */
 struct ta_region {
     char name[TA_REGION_TEXT];
     ta_region_config config;
     ta_region_id id;
-    bool asleep;
-    bool busy;
+    atomic_bool asleep;
+    bool busy, kept;
 };
 
 /* Pinned memory of one device's host pages (host.c); guarded by `lock`. */
