@@ -1,0 +1,165 @@
+/* step.c - a step's mark: live pages that the safety net put on the host come back. And the
+ * budget of host memory. Public functions, thread-safe. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "device.h"
+#include "epoch.h"
+#include "exchange.h"
+#include "pages.h"
+#include "share.h"
+#include "tier.h"
+
+/* It has pages that belong on the device, and may be moved. */
+static bool moves(const ta_device *d, const ta_arena *a)
+{
+    return a->spilled && !a->asleep && ta_arena_yields(d, a) && !atomic_load(&a->pool) &&
+           !(a->region && a->region->config.home == TA_ON_HOST);
+}
+
+/* Whatever of one size is on the host, as far as there is room. */
+static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_moves *m,
+                            ta_step_info *info)
+{
+    ta_lack lack = {0};
+    ta_hand hand = {.pages = calloc(m->count, sizeof *hand.pages),
+                    .bytes = page_bytes,
+                    .want = m->count,
+                    .modest = true};
+    if (!hand.pages) return TA_NO_HOST_MEMORY;
+    ta_status status = ta_gather(d, &hand, m->count * page_bytes, &lack);
+    if (status == TA_OUT_OF_MEMORY) status = TA_OK; /* what is in hand will do */
+    const size_t had = hand.count;
+    if (!status && had) {
+        status = ta_moves_to_device(d, m, &hand, true);
+        if (!status) {
+            info->brought_back += (had - hand.count) * page_bytes;
+            hand.created =
+                hand.created > had - hand.count ? hand.created - (had - hand.count) : 0;
+        }
+    }
+    ta_put_down(d, &hand, false);
+    free(hand.pages);
+    info->copy_us += m->copy_us;
+    return status;
+}
+
+static ta_status step_on(ta_device *d, ta_step_info *info)
+{
+    ta_status status = TA_OK;
+    for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++) {
+        const uint64_t page_bytes = ta_ready_bytes(d, &d->ready[i]);
+        ta_moves m = {0};
+        bool room = true;
+        if (!(d->sizes >> i & 1)) continue;
+        for (ta_arena *a = d->arenas; a && room; a = a->next)
+            if (a->page_bytes == page_bytes && moves(d, a))
+                room = ta_moves_find(&m, a, false);
+        if (m.count && room) {
+            for (size_t k = 0; k < m.count; k++) m.at[k].arena->moving = true;
+            status = bring_back(d, page_bytes, &m, info);
+            for (size_t k = 0; k < m.count; k++) m.at[k].arena->moving = false;
+            pthread_cond_broadcast(&d->pool_idle);
+        }
+        if (!room) status = TA_NO_HOST_MEMORY;
+        ta_moves_free(&m);
+    }
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        if (!moves(d, a)) continue;
+        ta_moves left = {0};
+        ta_moves_find(&left, a, false);
+        info->still_on_host += left.count * a->page_bytes;
+        ta_moves_free(&left);
+    }
+    ta_share_say_spilled(d);
+    return status;
+}
+
+/* Some of what is on the host has blocks on it. */
+static bool anything(ta_device *d)
+{
+    bool any = false;
+    ta_lock_take(&d->pages);
+    for (ta_arena *a = d->arenas; a && !any; a = a->next) {
+        ta_moves m = {0};
+        if (!moves(d, a)) continue;
+        ta_moves_find(&m, a, false);
+        any = m.count;
+        ta_moves_free(&m);
+    }
+    ta_lock_drop(&d->pages);
+    return any;
+}
+
+ta_status ta_step(ta_allocator *a, int device, ta_step_info *info)
+{
+    ta_step_info unused;
+    if (!info) info = &unused;
+    memset(info, 0, sizeof *info);
+    if (ta_forked(a)) return TA_FORKED;
+    if (device < -1 || device >= TA_MAX_DEVICES) return TA_INVALID;
+    const double since = ta_now_us();
+    ta_status status = TA_OK;
+    bool waited = false;
+    for (int i = 0; i < TA_MAX_DEVICES && !status; i++) {
+        ta_device *d = device < 0 || device == i ? ta_device_if_used(a, i) : NULL;
+        uintptr_t saved[2];
+        if (!d || !anything(d)) continue;
+        if (!waited) status = ta_devices_wait(a);
+        waited = true;
+        if (status == TA_NOT_READY) status = TA_BUSY;
+        if (status || (status = ta_enter(d, saved))) continue;
+        ta_lock_take(&d->pages);
+        d->device_waits++; /* no capture begins meanwhile */
+        status = step_on(d, info);
+        d->device_waits--;
+        pthread_cond_broadcast(&d->pool_idle);
+        ta_lock_drop(&d->pages);
+        ta_leave(d, saved);
+    }
+    info->us = ta_now_us() - since;
+    return status;
+}
+
+/* --- the budget ------------------------------------------------------------------------- */
+static ta_status give_back(ta_allocator *a, uint64_t keep, uint64_t *released)
+{
+    ta_status status = TA_OK;
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        ta_device *d = ta_device_if_used(a, i);
+        uintptr_t saved[2];
+        if (!d || atomic_load(&a->host_held) <= keep) continue;
+        ta_status failed = ta_enter(d, saved);
+        if (!failed) {
+            ta_lock_take(&d->pages);
+            ta_tier_sweep(d, NULL);
+            failed = ta_host_release(d, keep, released);
+            ta_lock_drop(&d->pages);
+            ta_leave(d, saved);
+        }
+        if (failed) status = failed;
+    }
+    return status;
+}
+
+ta_status ta_set_spill(ta_allocator *a, const ta_spill_config *config)
+{
+    const ta_spill_config off = {0};
+    uint64_t released = 0;
+    if (!config) config = &off;
+    if (ta_forked(a)) return TA_FORKED;
+    if (config->host_bytes && !ta_host_supported(a)) return TA_UNSUPPORTED;
+    atomic_store(&a->host_budget, config->host_bytes);
+    atomic_store(&a->net, config->net && config->host_bytes);
+    return give_back(a, config->host_bytes, &released);
+}
+
+ta_status ta_host_trim(ta_allocator *a, uint64_t *released)
+{
+    uint64_t bytes = 0;
+    if (!released) released = &bytes;
+    *released = 0;
+    if (ta_forked(a)) return TA_FORKED;
+    return give_back(a, 0, released);
+}
