@@ -310,8 +310,9 @@ TA_API ta_status ta_region_open(ta_allocator *allocator, const char *name,
                                 const ta_region_config *config, ta_region_id *id);
 /* This thread's allocations belong to the region from now on; *before is what held, for the
  * way back. The thread that enters one while none leads, leads until it is in none again:
- * threads in no region of their own, autograd's above all, allocate in the leader's. A graph
- * pool that is open goes before. */
+ * threads in no region of their own, autograd's above all, allocate in the leader's. One at
+ * home on the host is entered for a tensor at a time: nobody follows there. A graph pool that
+ * is open goes before. */
 TA_API ta_status ta_region_enter(ta_allocator *allocator, ta_region_id id,
                                  ta_region_id *before);
 

@@ -79,7 +79,7 @@ PyObject *ta_py_step(PyObject *self, PyObject *args)
                          info.copy_us);
 }
 
-/* room(device) -> (active, reserved, cap | None): what a plan looks at, many times a step. */
+/* room(device): what a plan looks at, many times a step. */
 PyObject *ta_py_room(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -96,7 +96,8 @@ PyObject *ta_py_room(PyObject *self, PyObject *args)
     if (status == TA_INVALID) stats.limit = ta_limit(allocator, device, &source);
     PyObject *cap = ta_bytes_or_none(stats.limit);
     if (cap == NULL) return NULL;
-    return Py_BuildValue("(KKN)", (unsigned long long)stats.active[TA_POOL_ALL].current,
+    return Py_BuildValue("(KKKN)", (unsigned long long)stats.active[TA_POOL_ALL].current,
+                         (unsigned long long)stats.active[TA_POOL_ALL].peak,
                          (unsigned long long)(stats.reserved.current - stats.idle), cap);
 }
 
