@@ -96,8 +96,8 @@ PyObject *ta_py_room(PyObject *self, PyObject *args)
     if (status == TA_INVALID) stats.limit = ta_limit(allocator, device, &source);
     PyObject *cap = ta_bytes_or_none(stats.limit);
     if (cap == NULL) return NULL;
-    return Py_BuildValue("(KKKN)", (unsigned long long)stats.active[TA_POOL_ALL].current,
-                         (unsigned long long)stats.active[TA_POOL_ALL].peak,
+    return Py_BuildValue("(KKKN)", (unsigned long long)stats.allocated[TA_POOL_ALL].current,
+                         (unsigned long long)stats.allocated[TA_POOL_ALL].peak,
                          (unsigned long long)(stats.reserved.current - stats.idle), cap);
 }
 

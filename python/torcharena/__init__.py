@@ -15,15 +15,16 @@ from .installing import enable
 from .limits_table import Limit, Limits, limits
 from .phases import phase
 from .recording import Recording, mark, record
-from .state import enabled
 from .regions import region, sleep, wake_up
 from .spilling import empty_cache, step
+from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
     from .integrations.figures import tqdm_postfix
     from .notebook import Watch, watch
     from .offload_optimizers import offload_optimizer, onload_optimizer
+    from .offload_saved import offload_activations
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
     from .reporting import Report, report
@@ -55,6 +56,7 @@ __all__ = [
     "mark",
     "memory_stats",
     "memory_summary",
+    "offload_activations",
     "offload_optimizer",
     "on_oom",
     "onload_optimizer",
@@ -84,6 +86,7 @@ _LATE = {
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",
     "is_rehearsal": "rehearsal.api",
+    "offload_activations": "offload_saved",
     "offload_optimizer": "offload_optimizers",
     "on_oom": "out_of_memory",
     "onload_optimizer": "offload_optimizers",

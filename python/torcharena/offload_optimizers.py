@@ -25,7 +25,9 @@ __all__ = ["offload_optimizer", "onload_optimizer"]
 
 T = TypeVar("T")
 
-LEAST = 64 << 10  # bytes; smaller tensors stay: they save nothing, and each is a read far away
+LEAST = (
+    64 << 10
+)  # bytes; smaller tensors stay: they save nothing, and each is a read far away
 _REGION = "torcharena.optimizer_state"
 
 _offloaded: weakref.WeakKeyDictionary[Any, _Offloaded] = weakref.WeakKeyDictionary()

@@ -128,7 +128,7 @@ def inside(number: int) -> Iterator[None]:
 
 def _all() -> list[tuple[int, dict[str, Any]]]:
     """Every region, by number."""
-    found = []
+    found: list[tuple[int, dict[str, Any]]] = []
     for number in itertools.count(1):
         info = core().region_get(number)
         if info is None:
