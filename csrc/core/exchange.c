@@ -246,12 +246,11 @@ ta_status ta_moves_to_device(ta_device *d, ta_moves *m, ta_hand *hand, bool touc
         if (!status) status = fill(d, m, i, end, stream);
         ta_lock_drop(&m->at[i].arena->lock);
     }
-    if (m->count) {
-        if (!status) status = mark(d, stream, &event);
-        ta_status waited = await(d, event, &m->copy_us);
-        if (!status) status = waited;
-    }
-    arrive(d, m, !status);
+    if (!status) status = mark(d, stream, &event);
+    const ta_status waited = await(d, event, &m->copy_us);
+    if (!waited)
+        arrive(d, m, !status); /* else copies may be under way: all stays COMING */
+    if (!status) status = waited;
     if (status && touch) ta_moves_touch(d, m);
     if (event) d->allocator->driver->event_destroy(d->allocator->driver->self, event);
     return status;
@@ -342,7 +341,6 @@ ta_status ta_moves_to_host(ta_device *d, ta_moves *m, bool keep, bool touch)
     size_t count = 0, from = 0;
     if (!batches) return TA_NO_HOST_MEMORY;
     ta_status status = m->count && keep ? queue(d, m, batches, &count) : TA_OK;
-    if (status) await(d, NULL, &m->copy_us); /* what is queued already */
     if (!status && !keep) batches[count++].end = m->count;
     for (size_t b = 0; b < count && !status; b++) {
         if (batches[b].event) status = await(d, batches[b].event, &m->copy_us);
@@ -359,12 +357,12 @@ ta_status ta_moves_to_host(ta_device *d, ta_moves *m, bool keep, bool touch)
     for (size_t i = 0; i < m->count && !status; i++)
         if (!i || m->at[i].arena != m->at[i - 1].arena)
             status = set_free_apart(d, m->at[i].arena);
-    if (status && count) await(d, NULL, &m->copy_us);
+    const bool over = !status || await(d, NULL, &m->copy_us) == TA_OK;
     for (size_t b = 0; b < count; b++)
         if (batches[b].event) driver->event_destroy(driver->self, batches[b].event);
     free(batches);
-    for (size_t i = 0; i < m->count; i++) { /* pages that were not needed */
-        ta_host_put(d, m->at[i].page);
+    for (size_t i = 0; i < m->count; i++) {      /* pages that were not needed */
+        if (over) ta_host_put(d, m->at[i].page); /* else a copy may still write there */
         m->at[i].page = NULL;
     }
     count_copied(d, m->copied, 0);

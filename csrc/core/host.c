@@ -158,7 +158,9 @@ static ta_status make(ta_device *d, uint64_t bytes, ta_host_page **made)
     ta_host_page **vacant = &d->host.vacant[size_of(bytes)], *page;
     while (!(page = pop(d, vacant))) {
         ta_status status = add_slab(d, bytes);
-        if (status) return status;
+        if (!status) continue;
+        uncharge(d->allocator, bytes);
+        return status;
     }
     ta_status status = make_good(d, page);
     if (!status) {

@@ -12,61 +12,71 @@
 #include "tier.h"
 
 /* It has pages that belong on the device, and may be moved. */
-static bool moves(const ta_device *d, const ta_arena *a)
+static bool may_move(const ta_device *d, const ta_arena *a)
 {
     return a->spilled && !a->asleep && ta_arena_yields(d, a) && !atomic_load(&a->pool) &&
            !(a->region && a->region->config.home == TA_ON_HOST);
 }
 
-/* Whatever of one size is on the host, as far as there is room. */
-static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_moves *m,
-                            ta_step_info *info)
+/* Live slots of one page size that are on the host; false: no host memory. */
+static bool find(ta_device *d, uint64_t page_bytes, ta_moves *m)
 {
+    bool room = true;
+    ta_moves_free(m);
+    for (ta_arena *a = d->arenas; a && room; a = a->next)
+        if (a->page_bytes == page_bytes && may_move(d, a))
+            room = ta_moves_find(m, a, false);
+    return room;
+}
+
+static void mark(ta_device *d, const ta_moves *m, bool moving)
+{
+    for (size_t i = 0; i < m->count; i++) m->at[i].arena->moving = moving;
+    if (!moving) pthread_cond_broadcast(&d->pool_idle);
+}
+
+/* Whatever of one size is on the host, as far as there is room. */
+static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_step_info *info)
+{
+    ta_moves m = {0};
     ta_lack lack = {0};
-    ta_hand hand = {.pages = calloc(m->count, sizeof *hand.pages),
-                    .bytes = page_bytes,
-                    .want = m->count,
-                    .modest = true};
-    if (!hand.pages) return TA_NO_HOST_MEMORY;
-    ta_status status = ta_gather(d, &hand, m->count * page_bytes, &lack);
+    ta_status status = find(d, page_bytes, &m) ? TA_OK : TA_NO_HOST_MEMORY;
+    ta_hand hand = {.bytes = page_bytes, .want = m.count, .modest = true};
+    if (!m.count || status) {
+        ta_moves_free(&m);
+        return status;
+    }
+    hand.pages = calloc(m.count, sizeof *hand.pages);
+    status =
+        hand.pages ? ta_gather(d, &hand, m.count * page_bytes, &lack) : TA_NO_HOST_MEMORY;
     if (status == TA_OUT_OF_MEMORY) status = TA_OK; /* what is in hand will do */
     const size_t had = hand.count;
-    if (!status && had) {
-        status = ta_moves_to_device(d, m, &hand, true);
-        if (!status) {
-            info->brought_back += (had - hand.count) * page_bytes;
-            hand.created =
-                hand.created > had - hand.count ? hand.created - (had - hand.count) : 0;
-        }
+    /* A shared cap may have been asked with `pages` dropped: what is there is looked at again.
+     */
+    if (!status && had && !find(d, page_bytes, &m)) status = TA_NO_HOST_MEMORY;
+    if (!status && had && m.count) {
+        mark(d, &m, true);
+        status = ta_moves_to_device(d, &m, &hand, true);
+        mark(d, &m, false);
+        const size_t used = had - hand.count;
+        if (!status) info->brought_back += used * page_bytes;
+        hand.created = hand.created > used ? hand.created - used : 0;
     }
     ta_put_down(d, &hand, false);
     free(hand.pages);
-    info->copy_us += m->copy_us;
+    info->copy_us += m.copy_us;
+    ta_moves_free(&m);
     return status;
 }
 
 static ta_status step_on(ta_device *d, ta_step_info *info)
 {
     ta_status status = TA_OK;
-    for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++) {
-        const uint64_t page_bytes = ta_ready_bytes(d, &d->ready[i]);
-        ta_moves m = {0};
-        bool room = true;
-        if (!(d->sizes >> i & 1)) continue;
-        for (ta_arena *a = d->arenas; a && room; a = a->next)
-            if (a->page_bytes == page_bytes && moves(d, a))
-                room = ta_moves_find(&m, a, false);
-        if (m.count && room) {
-            for (size_t k = 0; k < m.count; k++) m.at[k].arena->moving = true;
-            status = bring_back(d, page_bytes, &m, info);
-            for (size_t k = 0; k < m.count; k++) m.at[k].arena->moving = false;
-            pthread_cond_broadcast(&d->pool_idle);
-        }
-        if (!room) status = TA_NO_HOST_MEMORY;
-        ta_moves_free(&m);
-    }
+    for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++)
+        if (d->sizes >> i & 1)
+            status = bring_back(d, ta_ready_bytes(d, &d->ready[i]), info);
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        if (!moves(d, a)) continue;
+        if (!may_move(d, a)) continue;
         ta_moves left = {0};
         ta_moves_find(&left, a, false);
         info->still_on_host += left.count * a->page_bytes;
@@ -83,7 +93,7 @@ static bool anything(ta_device *d)
     ta_lock_take(&d->pages);
     for (ta_arena *a = d->arenas; a && !any; a = a->next) {
         ta_moves m = {0};
-        if (!moves(d, a)) continue;
+        if (!may_move(d, a)) continue;
         ta_moves_find(&m, a, false);
         any = m.count;
         ta_moves_free(&m);
