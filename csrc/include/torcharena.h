@@ -118,6 +118,7 @@ typedef struct ta_oom {
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t spilled;     /* bytes on the host */
     uint64_t host_budget, host_held; /* the process's; 0: spill is off */
+    bool can_spill;                  /* the device could, on or off */
     uint64_t largest[8]; /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
     bool largest_pooled[8]; /* it belongs to a graph pool */

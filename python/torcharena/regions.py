@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
-from . import settings, sizes
+from . import settings, sizes, state
 from .loading import core, pass_on
 from .sizes import format_size
 from .state import SizeLike, enabled, needs_cuda, needs_enabled
@@ -36,8 +36,8 @@ class region(contextlib.ContextDecorator):
     and others that are in no region allocate in the one that the leading thread is in. What
     was captured into a CUDA graph's pool stays the graph's.
 
-    page: bytes of a page, a power of two from 2 MiB to 256 MiB; None: 32 MiB. Larger pages
-        sleep faster, smaller ones waste less.
+    page: bytes of a page, a power of two from the arena's own, 4 MiB, to 256 MiB; None: 32 MiB.
+        Larger pages sleep faster, smaller ones waste less.
     touch: what the addresses do while the region sleeps. None: nothing is there, and a kernel
         that touches them ends the CUDA context, as any bad address does; operations from
         Python on the thread that called `sleep` are a RuntimeError instead. ``"host"``: they
@@ -106,9 +106,13 @@ def open_region(
             number = int(core().region_open(name, *wanted))
         except core().Error as error:
             if known is None:
-                raise ValueError(f"region({name!r}): {error}") from None
+                least = format_size(state.current.page or state.DEFAULT_PAGE)
+                raise ValueError(
+                    f"region({name!r}, page={format_size(page)}): {error}; a page has at least "
+                    f"the arena's {least}, and there are at most 64 regions"
+                ) from None
             raise ValueError(
-                f"region({name!r}, page={page or 'None'}, "
+                f"region({name!r}, page={format_size(page) if page else None}, "
                 f"touch={'host' if touch_host else None!r}): it was opened with another page "
                 "or touch, which hold for all of it"
             ) from None

@@ -92,7 +92,9 @@ def step() -> None:
         return
     if not core().created():
         return
-    if not mark():
+    import torch
+
+    if torch.cuda.is_current_stream_capturing() or not mark():
         raise RuntimeError(
             "torcharena.step() while a CUDA graph is captured: memory cannot change places "
             "then; call it after the capture"

@@ -3,6 +3,7 @@ waits, driver calls. `memory_stats` for programs, `memory_summary` for people.""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from . import limits_table
@@ -32,6 +33,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     cap, source = core().limit(index)
     free, total = _card(index)
     found: dict[str, Any] = {
+        
         "cap_bytes": cap,
         "cap_source": None if cap is None else source,
         "device_bytes": total,
@@ -109,7 +111,7 @@ def memory_summary(device: DeviceLike = None) -> str:
     ratio = _ratio(found["reserved_bytes.peak"], found["requested_bytes.peak"])
     if ratio is not None:
         lines.append(f"  {'highest reserved over asked for':<34}{'':>12}{ratio:>12.3f}")
-    lines += _host_lines(found)
+    lines += _host_lines(index, found)
     calls = found["driver_calls"]
     kinds = ", ".join(f"{call} {found[f'driver_calls.{call}']:,}" for call in CALLS)
     lines.append("")
@@ -135,7 +137,7 @@ def memory_summary(device: DeviceLike = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _host_lines(found: dict[str, Any]) -> list[str]:
+def _host_lines(index: int, found: dict[str, Any]) -> list[str]:
     """What is on the host, why, and what it cost; nothing where nothing ever was."""
     budget = found["spill_budget_bytes"]
     if budget is None and not found["host_bytes.peak"]:
@@ -157,6 +159,9 @@ def _host_lines(found: dict[str, Any]) -> list[str]:
         f"  {found['spill_allocations']:,} requests went to the host for want of room, "
         f"{format_size(found['spill_allocated_bytes'])} in all"
     )
+    offloading = sys.modules.get("torcharena.offload_saved")
+    if offloading is not None and (text := offloading.line(index)):
+        lines.append(f"  {text}")
     moved = found["to_host_bytes"] + found["to_device_bytes"]
     seconds = found["spill_wait_seconds"]
     rate = f", {moved / seconds / 1e9:.1f} GB/s" if seconds and moved else ""
