@@ -8,6 +8,7 @@ can be compared to the bit there too; the oracle watches every copy and every re
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import io
 import sys
@@ -22,22 +23,51 @@ from cases import GIB, MIB, REAL, assert_sound, libraries, watch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torcharena import loading, offload_optimizers, offload_saved, sizes, spilling
 
 WIDTH, BATCH = (1024, 4096) if REAL else (64, 1024)
-STEPS = 200 if REAL else 3
+STEPS = 200 if REAL else 2
+
+
+_values: list[Any] = []
 
 
 def start(
     limit: str = "2GiB", spill: str | None = "8GiB", *, values: bool = True
 ) -> None:
-    torcharena.enable(limit=limit, spill=spill)
-    watch()
-    if not REAL:
-        libraries()[1].ta_simcuda_allow_moves(1)
-    if not REAL and values:
-        from torcharena.rehearsal.values import Values
+    """Enables the arena, or makes it as though it had been enabled so; see `together`."""
+    if not torcharena.enabled():
+        torcharena.enable(limit=limit, spill=spill)
+        watch()
+        if not REAL:
+            libraries()[1].ta_simcuda_allow_moves(1)
+    size = sizes.parse(spill)
+    assert size is not None or not spilling.on()
+    torcharena._core.set_spill(None if size is None else size.bytes)
+    torcharena.set_limit(limit)
+    if REAL:
+        return
+    from torcharena.rehearsal.values import Values
 
-        Values().__enter__()
+    while _values:
+        _values.pop().__exit__(None, None, None)
+    if values:
+        _values.append(Values())
+        _values[0].__enter__()
+
+
+def together(*cases: str) -> None:
+    """Several cases in one process, each as though alone: loading torch is most of one."""
+    for case in cases:
+        name, _, argument = case.partition(":")
+        globals()[name](*([argument] if argument else []))
+        gc.collect()
+        torcharena.empty_cache(host=True)
+        offload_saved._movers.clear()
+        loading._said.clear()
+        assert stats("reserved_bytes") <= 160 * MIB, case  # cuBLAS's, of each stream
+        if not REAL:
+            libraries()[1].ta_simcuda_advance_us(ctypes.c_double(1e6))
 
 
 def stats(name: str) -> int:
@@ -173,10 +203,14 @@ def comes_back() -> None:
 
 def host_full() -> None:
     """Beyond the host's budget it is out of memory, whose text says so; then all goes on."""
-    start(limit="64MiB", spill="64MiB")
+    start(spill="64MiB")
+    torch.cuda.empty_cache()
+    torcharena.set_limit(stats("reserved_bytes") + 64 * MIB)
     kept = [torch.empty(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
     try:
-        kept += [torch.empty(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(9)]
+        kept += [
+            torch.empty(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(9)
+        ]
     except torch.OutOfMemoryError as error:
         assert "host" in str(error), error
     else:
@@ -228,7 +262,7 @@ def _tensors(count: int, least: int) -> list[torch.Tensor]:
     found = []
     types = (torch.bfloat16, torch.int8, torch.float32, torch.int64)
     for number in range(count):
-        source = torch.arange(least + number * 4099) % 113 + number % 7
+        source = torch.arange(least + number * least // 50) % 113 + number % 7
         one = source.to(types[number % 4]).cuda()
         found.append(one)
         if number % 3 == 0:
@@ -239,15 +273,15 @@ def _tensors(count: int, least: int) -> list[torch.Tensor]:
 def g12(touch: str = "") -> None:
     """100 tensors with views sleep while others fill the GPU; they wake with their bytes."""
     start(limit="1GiB", values=False)
-    with torcharena.region("weights", touch=touch or None):
+    with torcharena.region(f"g12{touch}", touch=touch or None):
         held = _tensors(100, 500_000 if REAL else 10_000)
     before = [one.cpu() for one in held]
     addresses = [one.data_ptr() for one in held]
     for _ in range(2):
         reserved = stats("reserved_bytes")
-        freed = torcharena.sleep(["weights"])
+        freed = torcharena.sleep([f"g12{touch}"])
         assert freed == reserved - stats("reserved_bytes") > 0
-        assert torcharena.sleep("weights") == 0
+        assert torcharena.sleep(f"g12{touch}") == 0
         if touch:
             assert all(torch.equal(a, b.cpu()) for a, b in zip(before, held, strict=True))
         with little_room(8 * MIB):
@@ -257,7 +291,7 @@ def g12(touch: str = "") -> None:
                 assert "still sleeps" in str(error), error
             else:
                 raise AssertionError("woke where there is no room")
-        assert torcharena.wake_up("weights") == freed
+        assert torcharena.wake_up(f"g12{touch}") == freed
         assert addresses == [one.data_ptr() for one in held]
         assert all(torch.equal(a, b.cpu()) for a, b in zip(before, held, strict=True))
     assert torcharena.sleep(keep=False) == freed
@@ -358,23 +392,23 @@ def in_capture() -> None:
 # --- optimizer state -------------------------------------------------------------------------
 def _kinds() -> dict[str, Callable[[Any], Any]]:
     found: dict[str, Callable[[Any], Any]] = {
-        "adamw": lambda p: torch.optim.AdamW(p, fused=False, foreach=False),
         "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
         "capturable": lambda p: torch.optim.Adam(p, capturable=True),
-        "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        "adagrad": lambda p: torch.optim.Adagrad(p),
     }
-    if REAL:  # its kernels alone: the values mode does not compute them
-        found["fused"] = lambda p: torch.optim.AdamW(p, fused=True)
-        found["rmsprop"] = lambda p: torch.optim.RMSprop(p, momentum=0.9)
+    if REAL:  # where they take no time
+        found |= {
+            "fused": lambda p: torch.optim.AdamW(p, fused=True),
+            "alone": lambda p: torch.optim.AdamW(p, fused=False, foreach=False),
+            "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True),
+            "adagrad": lambda p: torch.optim.Adagrad(p),
+            "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.9),
+        }
     return found
 
 
 def optimizers(least: str = "1") -> None:
     """Every kind: the same parameters, and the state on the host."""
-    from torcharena import offload_optimizers
-
     start()
     offload_optimizers.LEAST = int(least)
     for name, make in _kinds().items():
@@ -404,8 +438,6 @@ def optimizers(least: str = "1") -> None:
 
 def resumed() -> None:
     """State dicts are as ever: saved, loaded before and after, by an optimizer without us."""
-    from torcharena import offload_optimizers
-
     start()
     offload_optimizers.LEAST = 1
 
@@ -460,8 +492,6 @@ def resumed() -> None:
 
 def groups() -> None:
     """Groups added later, tensors in lists, and those that others have too."""
-    from torcharena import offload_optimizers
-
     start()
     offload_optimizers.LEAST = 1
     one, two = (nn.Parameter(torch.ones(1000, device="cuda")) for _ in range(2))
@@ -490,7 +520,7 @@ def groups() -> None:
     optimizer.step()
     assert on_host(optimizer.state[one]["list"][1])
     try:
-        torcharena.offload_optimizer(object())  # type: ignore[arg-type]
+        torcharena.offload_optimizer(object())
     except TypeError:
         pass
     else:
@@ -518,8 +548,6 @@ def g11(kind: str = "plain") -> None:
             **more,
         )
     same(plain, offloaded)
-    from torcharena import offload_saved
-
     found = offload_saved.figures(0)
     assert found["passes"] == STEPS and found["sent"] == found["saved"] > 0, found
     assert "saved tensors" in torcharena.memory_summary()
@@ -530,8 +558,6 @@ def learned() -> None:
     """As much leaves as the cap demands, and nothing where all fits. Kernels are not looked
     at."""
     start(limit="1200MiB", values=False)
-    from torcharena import offload_saved
-
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(24)]).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
@@ -565,7 +591,6 @@ def learned() -> None:
 def views_and_changes() -> None:
     """Views of one storage leave once; a graph used twice, freed unused; changed in place."""
     start()
-    from torcharena import offload_saved
 
     def inside() -> Any:
         return torcharena.offload_activations("1GiB", least=1)
@@ -581,10 +606,10 @@ def views_and_changes() -> None:
         z = (a * b).sum() + (y * y).sum()
     assert moved() == 16000, "two views and the whole, once"
     z.backward(retain_graph=True)
-    first = x.grad.cpu()  # type: ignore[union-attr]
+    first = x.grad.cpu()
     x.grad = None
     z.backward()
-    assert torch.equal(first, x.grad.cpu())  # type: ignore[attr-defined]
+    assert torch.equal(first, x.grad.cpu())
     expected = x.detach().cpu()
     wanted = torch.cat([expected[2000:], expected[:2000]]) + 2 * expected
     assert torch.equal(first, wanted)
@@ -642,8 +667,6 @@ def pinned() -> None:
     else:
         raise AssertionError("enabled")
     start(limit="1GiB", spill=None)
-    from torcharena import offload_optimizers
-
     offload_optimizers.LEAST = 1
     plain = train(adamw)
     offloaded = train(
