@@ -199,12 +199,6 @@ static void find_elsewhere(ta_device *d, ta_arena *arena, void *context)
     p->room &= ta_moves_find(&p->moves, arena, false);
 }
 
-static void sweep_arena(ta_device *d, ta_arena *arena, void *context)
-{
-    (void)context;
-    ta_tier_sweep(d, arena);
-}
-
 /* A host page for each of the first `count` moves. Pinning takes long: with `pages` dropped. */
 static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
 {
@@ -213,7 +207,7 @@ static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
     if (!pages) return TA_NO_HOST_MEMORY;
     const double since = ta_now_us();
     const uint64_t before = info->pinned;
-    ta_tier_sweep(d, NULL);
+    ta_tier_sweep(d);
     ta_lock_drop(&d->pages);
     ta_status status =
         ta_host_take(d, p->region->config.page_bytes, count, pages, &info->pinned);
@@ -389,6 +383,20 @@ static void hold_captures(ta_allocator *a, int by)
     }
 }
 
+/* What was freed meanwhile goes. */
+static void tidy(ta_allocator *a)
+{
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        ta_device *d = ta_device_if_used(a, i);
+        uintptr_t saved[2];
+        if (!d || ta_enter(d, saved)) continue;
+        ta_lock_take(&d->pages);
+        ta_tier_tidy(d);
+        ta_lock_drop(&d->pages);
+        ta_leave(d, saved);
+    }
+}
+
 /* TA_OK with *nothing: it is as it should be. */
 static ta_status begin(ta_allocator *a, ta_region *r, bool sleep, ta_sleep_info *info,
                        bool *nothing)
@@ -449,6 +457,7 @@ ta_status ta_region_sleep(ta_allocator *a, ta_region_id id, bool keep,
         asleep = false; /* nothing has begun */
     atomic_store(&r->asleep, asleep);
     mark_all(a, r, false, asleep);
+    tidy(a);
     hold_captures(a, -1);
     end(a, r);
     info->us = ta_now_us() - since;
@@ -478,14 +487,7 @@ ta_status ta_region_wake(ta_allocator *a, ta_region_id id, ta_sleep_info *info)
     }
     if (!status) atomic_store(&r->asleep, false);
     mark_all(a, r, false, status != TA_OK);
-    for (int i = 0; i < TA_MAX_DEVICES && !status;
-         i++) { /* what was freed in its sleep */
-        ta_device *d = ta_device_if_used(a, i);
-        if (!d) continue;
-        ta_lock_take(&d->pages);
-        each_arena(d, r, sweep_arena, NULL);
-        ta_lock_drop(&d->pages);
-    }
+    tidy(a);
     hold_captures(a, -1);
     end(a, r);
     info->us = ta_now_us() - since;
