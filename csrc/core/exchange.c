@@ -370,8 +370,11 @@ ta_status ta_moves_to_host(ta_device *d, ta_moves *m, bool keep, bool touch)
     for (size_t b = 0; b < count; b++)
         if (batches[b].event) driver->event_destroy(driver->self, batches[b].event);
     free(batches);
-    for (size_t i = 0; i < m->count; i++) {      /* pages that were not needed */
-        if (over) ta_host_put(d, m->at[i].page); /* else a copy may still write there */
+    for (size_t i = 0; i < m->count; i++) { /* pages that were not needed */
+        if (over)
+            ta_host_put(d, m->at[i].page);
+        else
+            ta_host_put_unsure(d, m->at[i].page);
         m->at[i].page = NULL;
     }
     count_copied(d, m->copied, 0);

@@ -355,6 +355,7 @@ static ta_status on_all(ta_allocator *a, ta_passage *p, ta_on_device *act, int m
         if (!d || (status = ta_enter(d, saved))) continue;
         ta_lock_take(&d->pages);
         p->status = TA_OK;
+        ta_host_settle(d); /* all devices were waited for */
         if (each_arena(d, p->region, NULL, NULL)) {
             if (d->plain)
                 status = refuse(p->info, TA_UNSUPPORTED,

@@ -73,6 +73,7 @@ static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_step_info *inf
 static ta_status step_on(ta_device *d, ta_step_info *info)
 {
     ta_status status = TA_OK;
+    ta_host_settle(d);
     for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++)
         if (d->sizes >> i & 1)
             status = bring_back(d, ta_ready_bytes(d, &d->ready[i]), info);
@@ -145,6 +146,7 @@ static ta_status give_back(ta_allocator *a, uint64_t keep, uint64_t *released)
         ta_status failed = ta_enter(d, saved);
         if (!failed) {
             ta_lock_take(&d->pages);
+            if (d->host.unsure && !ta_device_wait(d)) ta_host_settle(d);
             ta_tier_sweep(d);
             failed = ta_host_release(d, keep, released);
             ta_lock_drop(&d->pages);
