@@ -67,6 +67,7 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_la
     oom->limit = ta_limit_of(d, &source);
     oom->limit_source = (int)source;
     oom->device_total = d->total;
+    oom->can_spill = !d->plain && driver->copy;
     if (driver->enter(driver->self, d->ordinal, saved) == TA_OK) {
         uint64_t total;
         if (driver->mem_info(driver->self, d->ordinal, &oom->device_free, &total))
@@ -190,6 +191,10 @@ static void add_advice(ta_text *t, const ta_oom *oom)
     else if (oom->limit == TA_NO_LIMIT && oom->device_total > held)
         add_size(t, " ", oom->device_total - held,
                  " of the device is held by CUDA contexts and other processes.");
+    if (oom->can_spill && !oom->host_budget)
+        add(t,
+            " Spill is off: enable(spill=) or TORCHARENA_SPILL would put what does not "
+            "fit into host memory, slower.");
 }
 
 int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)

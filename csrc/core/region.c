@@ -87,9 +87,11 @@ ta_status ta_region_enter(ta_allocator *a, ta_region_id id, ta_region_id *before
     mine.allocator = a;
     mine.id = id;
     if (id && !*before) atomic_fetch_add(&a->entered, 1);
+    /* What is at home on the host is entered for one tensor: nobody follows there. */
+    const bool leads = id && by_id(a, id)->config.home != TA_ON_HOST;
     uintptr_t nobody = 0;
-    if (id && atomic_compare_exchange_strong(&a->leader, &nobody, key)) nobody = key;
-    if (nobody == key) atomic_store(&a->led, id);
+    if (leads && atomic_compare_exchange_strong(&a->leader, &nobody, key)) nobody = key;
+    if (leads && nobody == key) atomic_store(&a->led, id);
     if (!id && atomic_load(&a->leader) == key) {
         atomic_store(&a->led, 0);
         atomic_store(&a->leader, 0);

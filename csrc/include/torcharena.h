@@ -118,6 +118,7 @@ typedef struct ta_oom {
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
     uint64_t spilled;     /* bytes on the host */
     uint64_t host_budget, host_held; /* the process's; 0: spill is off */
+    bool can_spill;                  /* the device could, on or off */
     uint64_t largest[8]; /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
     bool largest_pooled[8]; /* it belongs to a graph pool */
@@ -310,8 +311,9 @@ TA_API ta_status ta_region_open(ta_allocator *allocator, const char *name,
                                 const ta_region_config *config, ta_region_id *id);
 /* This thread's allocations belong to the region from now on; *before is what held, for the
  * way back. The thread that enters one while none leads, leads until it is in none again:
- * threads in no region of their own, autograd's above all, allocate in the leader's. A graph
- * pool that is open goes before. */
+ * threads in no region of their own, autograd's above all, allocate in the leader's. One at
+ * home on the host is entered for a tensor at a time: nobody follows there. A graph pool that
+ * is open goes before. */
 TA_API ta_status ta_region_enter(ta_allocator *allocator, ta_region_id id,
                                  ta_region_id *before);
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import phases
+from . import phases, spilling
 from .loading import core
 from .state import enabled, needs_enabled
 
@@ -114,6 +114,7 @@ class Tracking:
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
             core().usage_step()
+            spilling.mark()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
