@@ -206,6 +206,14 @@ static void arrive(ta_device *d, ta_moves *m, bool good)
     if (good) count_copied(d, 0, m->copied);
 }
 
+bool ta_moves_amiss(const ta_moves *m)
+{
+    bool amiss = false;
+    for (size_t i = 0; i < m->count && !amiss; i++)
+        amiss = is(&m->at[i], TA_SLOT_AWAY) || is(&m->at[i], TA_SLOT_COMING);
+    return amiss;
+}
+
 ta_status ta_moves_touch(ta_device *d, ta_moves *m)
 {
     ta_status first = TA_OK;
@@ -241,7 +249,8 @@ ta_status ta_moves_to_device(ta_device *d, ta_moves *m, ta_hand *hand, bool touc
         ta_lock_take(&m->at[i].arena->lock);
         for (size_t k = i; k < end && !status; k++)
             if (ta_slot_is(m->at[k].chunk, m->at[k].slot) != TA_SLOT_DEVICE &&
-                ta_chunk_has(m->at[k].chunk, m->at[k].slot) && hand->count)
+                ta_chunk_has(m->at[k].chunk, m->at[k].slot) &&
+                (hand->count || is(&m->at[k], TA_SLOT_COMING)))
                 status = come(d, &m->at[k], hand);
         if (!status) status = fill(d, m, i, end, stream);
         ta_lock_drop(&m->at[i].arena->lock);
@@ -361,8 +370,11 @@ ta_status ta_moves_to_host(ta_device *d, ta_moves *m, bool keep, bool touch)
     for (size_t b = 0; b < count; b++)
         if (batches[b].event) driver->event_destroy(driver->self, batches[b].event);
     free(batches);
-    for (size_t i = 0; i < m->count; i++) {      /* pages that were not needed */
-        if (over) ta_host_put(d, m->at[i].page); /* else a copy may still write there */
+    for (size_t i = 0; i < m->count; i++) { /* pages that were not needed */
+        if (over)
+            ta_host_put(d, m->at[i].page);
+        else
+            ta_host_put_unsure(d, m->at[i].page);
         m->at[i].page = NULL;
     }
     count_copied(d, m->copied, 0);

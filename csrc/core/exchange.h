@@ -34,6 +34,8 @@ ta_status ta_moves_to_device(ta_device *device, ta_moves *moves, ta_hand *hand,
  * page takes the place. On failure some have left and some have not; every byte that is kept
  * is in its slot or its page. Device pages become ready ones. */
 ta_status ta_moves_to_host(ta_device *device, ta_moves *moves, bool keep, bool touch);
+/* Some slots are as a failure left them: not readable, or not certain to be whole. */
+bool ta_moves_amiss(const ta_moves *moves);
 /* Slots with their bytes in a host page get it mapped. */
 ta_status ta_moves_touch(ta_device *device, ta_moves *moves);
 

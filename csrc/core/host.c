@@ -55,6 +55,16 @@ void ta_host_put(ta_device *d, ta_host_page *page)
     if (page) push(d, &d->host.idle[size_of(page->bytes)], page);
 }
 
+void ta_host_put_unsure(ta_device *d, ta_host_page *page)
+{
+    if (page) push(d, &d->host.unsure, page);
+}
+
+void ta_host_settle(ta_device *d)
+{
+    for (ta_host_page *page; (page = pop(d, &d->host.unsure));) ta_host_put(d, page);
+}
+
 /* Addresses for more pages of the size. */
 static ta_status add_slab(ta_device *d, uint64_t bytes)
 {

@@ -20,6 +20,10 @@ ta_status ta_host_take(ta_device *device, uint64_t bytes, size_t count,
                        ta_host_page **pages, uint64_t *pinned);
 /* Back to the kept ones: nothing in flight touches it. */
 void ta_host_put(ta_device *device, ta_host_page *page);
+/* The same where a copy may still be under way: kept apart until ta_host_settle, which is
+ * called once the device has passed all its work. */
+void ta_host_put_unsure(ta_device *device, ta_host_page *page);
+void ta_host_settle(ta_device *device);
 /* The driver can. */
 bool ta_host_supported(const ta_allocator *allocator);
 /* Kept pages go back to the machine until `keep` bytes are pinned by the process. */

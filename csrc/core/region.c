@@ -201,12 +201,6 @@ static void find_elsewhere(ta_device *d, ta_arena *arena, void *context)
     p->room &= ta_moves_find(&p->moves, arena, false);
 }
 
-static void sweep_arena(ta_device *d, ta_arena *arena, void *context)
-{
-    (void)context;
-    ta_tier_sweep(d, arena);
-}
-
 /* A host page for each of the first `count` moves. Pinning takes long: with `pages` dropped. */
 static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
 {
@@ -215,7 +209,7 @@ static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
     if (!pages) return TA_NO_HOST_MEMORY;
     const double since = ta_now_us();
     const uint64_t before = info->pinned;
-    ta_tier_sweep(d, NULL);
+    ta_tier_sweep(d);
     ta_lock_drop(&d->pages);
     ta_status status =
         ta_host_take(d, p->region->config.page_bytes, count, pages, &info->pinned);
@@ -363,6 +357,7 @@ static ta_status on_all(ta_allocator *a, ta_passage *p, ta_on_device *act, int m
         if (!d || (status = ta_enter(d, saved))) continue;
         ta_lock_take(&d->pages);
         p->status = TA_OK;
+        ta_host_settle(d); /* all devices were waited for */
         if (each_arena(d, p->region, NULL, NULL)) {
             if (d->plain)
                 status = refuse(p->info, TA_UNSUPPORTED,
@@ -388,6 +383,20 @@ static void hold_captures(ta_allocator *a, int by)
         d->device_waits += by;
         pthread_cond_broadcast(&d->pool_idle);
         ta_lock_drop(&d->pages);
+    }
+}
+
+/* What was freed meanwhile goes. */
+static void tidy(ta_allocator *a)
+{
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        ta_device *d = ta_device_if_used(a, i);
+        uintptr_t saved[2];
+        if (!d || ta_enter(d, saved)) continue;
+        ta_lock_take(&d->pages);
+        ta_tier_tidy(d);
+        ta_lock_drop(&d->pages);
+        ta_leave(d, saved);
     }
 }
 
@@ -451,6 +460,7 @@ ta_status ta_region_sleep(ta_allocator *a, ta_region_id id, bool keep,
         asleep = false; /* nothing has begun */
     atomic_store(&r->asleep, asleep);
     mark_all(a, r, false, asleep);
+    tidy(a);
     hold_captures(a, -1);
     end(a, r);
     info->us = ta_now_us() - since;
@@ -480,14 +490,7 @@ ta_status ta_region_wake(ta_allocator *a, ta_region_id id, ta_sleep_info *info)
     }
     if (!status) atomic_store(&r->asleep, false);
     mark_all(a, r, false, status != TA_OK);
-    for (int i = 0; i < TA_MAX_DEVICES && !status;
-         i++) { /* what was freed in its sleep */
-        ta_device *d = ta_device_if_used(a, i);
-        if (!d) continue;
-        ta_lock_take(&d->pages);
-        each_arena(d, r, sweep_arena, NULL);
-        ta_lock_drop(&d->pages);
-    }
+    tidy(a);
     hold_captures(a, -1);
     end(a, r);
     info->us = ta_now_us() - since;

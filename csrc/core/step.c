@@ -54,9 +54,10 @@ static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_step_info *inf
     /* A shared cap may have been asked with `pages` dropped: what is there is looked at again.
      */
     if (!status && had && !find(d, page_bytes, &m)) status = TA_NO_HOST_MEMORY;
-    if (!status && had && m.count) {
+    if (!status && m.count && (had || ta_moves_amiss(&m))) {
         mark(d, &m, true);
         status = ta_moves_to_device(d, &m, &hand, true);
+        if (!status) status = ta_moves_touch(d, &m); /* what found no room once failed */
         mark(d, &m, false);
         const size_t used = had - hand.count;
         if (!status) info->brought_back += used * page_bytes;
@@ -72,6 +73,7 @@ static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_step_info *inf
 static ta_status step_on(ta_device *d, ta_step_info *info)
 {
     ta_status status = TA_OK;
+    ta_host_settle(d);
     for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++)
         if (d->sizes >> i & 1)
             status = bring_back(d, ta_ready_bytes(d, &d->ready[i]), info);
@@ -82,6 +84,7 @@ static ta_status step_on(ta_device *d, ta_step_info *info)
         info->still_on_host += left.count * a->page_bytes;
         ta_moves_free(&left);
     }
+    ta_tier_tidy(d);
     ta_share_say_spilled(d);
     return status;
 }
@@ -143,7 +146,8 @@ static ta_status give_back(ta_allocator *a, uint64_t keep, uint64_t *released)
         ta_status failed = ta_enter(d, saved);
         if (!failed) {
             ta_lock_take(&d->pages);
-            ta_tier_sweep(d, NULL);
+            if (d->host.unsure && !ta_device_wait(d)) ta_host_settle(d);
+            ta_tier_sweep(d);
             failed = ta_host_release(d, keep, released);
             ta_lock_drop(&d->pages);
             ta_leave(d, saved);

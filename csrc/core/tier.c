@@ -109,11 +109,11 @@ static bool passed(ta_device *d, ta_arena *arena)
     return arena->stream->passed > tick;
 }
 
-static size_t sweep(ta_device *d, ta_arena *arena)
+static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
 {
     size_t swept = 0;
     if (!arena->spilled || !ta_arena_yields(d, arena)) return 0;
-    const bool all = passed(d, arena);
+    const bool all = hosts && passed(d, arena);
     ta_lock_take(&arena->lock);
     for (ta_chunk *c = arena->chunks; c; c = c->next)
         for (uint32_t i = 0; i < c->slots && c->spilled_count; i++) {
@@ -127,12 +127,16 @@ static size_t sweep(ta_device *d, ta_arena *arena)
     return swept;
 }
 
-size_t ta_tier_sweep(ta_device *d, ta_arena *arena)
+size_t ta_tier_sweep(ta_device *d)
 {
     size_t swept = 0;
-    if (arena) return sweep(d, arena);
-    for (ta_arena *a = d->arenas; a; a = a->next) swept += sweep(d, a);
+    for (ta_arena *a = d->arenas; a; a = a->next) swept += sweep(d, a, true);
     return swept;
+}
+
+void ta_tier_tidy(ta_device *d)
+{
+    for (ta_arena *a = d->arenas; a; a = a->next) sweep(d, a, false);
 }
 
 void ta_tier_await(ta_device *d, ta_arena *arena, const ta_chunk *c,
@@ -183,7 +187,7 @@ static ta_status take_pages(ta_device *d, const ta_chunk *c, const uint32_t *slo
             fresh += ta_slot_is(c, slots[i]) == TA_SLOT_DEVICE;
         ta_status status = ta_host_take(d, c->page_bytes, fresh, pages, &pinned);
         if (!status) *taken = fresh;
-        if (!status || swept || !ta_tier_sweep(d, NULL)) return status;
+        if (!status || swept || !ta_tier_sweep(d)) return status;
     }
 }
 

@@ -26,8 +26,9 @@ void ta_tier_await(ta_device *device, ta_arena *arena, const ta_chunk *chunk,
  * still touch one, it serves again, and the slot is taken off the list. */
 ta_status ta_tier_clear(ta_device *device, ta_arena *arena, ta_chunk *chunk,
                         uint32_t *slots, uint32_t *count);
-/* Idle host pages of the arena, or with NULL of all, that no queued work touches are kept
- * for others; how many. */
-size_t ta_tier_sweep(ta_device *device, ta_arena *arena);
+/* Idle host pages that no queued work touches are kept for others; how many. */
+size_t ta_tier_sweep(ta_device *device);
+/* The same for pages of blocks that were freed in their sleep, or that a failure left. */
+void ta_tier_tidy(ta_device *device);
 
 #endif

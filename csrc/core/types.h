@@ -253,6 +253,7 @@ typedef struct ta_host_pool {
     ta_lock lock;
     struct ta_host_slab *slabs;
     ta_host_page *idle[TA_PAGE_SIZES], *vacant[TA_PAGE_SIZES];
+    ta_host_page *unsure; /* a copy may still be under way: the wait for it failed */
 } ta_host_pool;
 
 /* Guarded by `pages` unless said otherwise.

@@ -50,8 +50,8 @@ static void drop(world *w, held *h)
 
 static uint64_t map_calls(world *w)
 {
-    static const ta_sim_call calls[] = {TA_SIM_CALL_create, TA_SIM_CALL_map,
-                                        TA_SIM_CALL_unmap, TA_SIM_CALL_set_access,
+    static const ta_sim_call calls[] = {TA_SIM_CALL_create,  TA_SIM_CALL_map,
+                                        TA_SIM_CALL_unmap,   TA_SIM_CALL_set_access,
                                         TA_SIM_CALL_release, TA_SIM_CALL_copy};
     uint64_t sum = 0;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
@@ -187,78 +187,80 @@ TEST(nothing_to_spill_costs_no_call)
 TEST(a_step_that_fails_anywhere_keeps_every_byte)
 {
     static const ta_sim_call kinds[] = {
-        TA_SIM_CALL_unmap,       TA_SIM_CALL_map,          TA_SIM_CALL_set_access,
-        TA_SIM_CALL_copy,        TA_SIM_CALL_event_record, TA_SIM_CALL_event_wait,
-        TA_SIM_CALL_device_wait, TA_SIM_CALL_create,       TA_SIM_CALL_copy_stream,
+        TA_SIM_CALL_unmap,        TA_SIM_CALL_map,          TA_SIM_CALL_set_access,
+        TA_SIM_CALL_copy,         TA_SIM_CALL_event_record, TA_SIM_CALL_event_wait,
+        TA_SIM_CALL_device_wait,  TA_SIM_CALL_create,       TA_SIM_CALL_copy_stream,
         TA_SIM_CALL_event_create, TA_SIM_CALL_COUNT};
+    world w;
+    held h[10];
+    ta_step_info info;
+    open_capped(&w, 1 * GiB, 24 * MiB, 256 * MiB);
     for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
         for (uint64_t k = 1; k < 60; k++)
             for (uint64_t times = 0; times < 3; times += 2) {
-                world w;
-                held h[24];
-                ta_step_info info;
-                open_capped(&w, 1 * GiB, 64 * MiB, 256 * MiB);
-                for (int i = 0; i < 24; i++) bring(&w, &h[i], 5 * MiB);
+                CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 24 * MiB), TA_OK);
+                for (int i = 0; i < 10; i++) bring(&w, &h[i], 5 * MiB);
                 if (ta_test_failed) return;
-                for (int i = 0; i < 6; i++) drop(&w, &h[i]);
-                CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 84 * MiB), TA_OK);
+                for (int i = 0; i < 2; i++) drop(&w, &h[i]);
+                CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 32 * MiB), TA_OK);
                 ta_sim_fail(w.sim, kinds[kind], k, times, TA_DRIVER);
                 ta_status status = ta_step(w.allocator, -1, &info);
                 ta_sim_fail(w.sim, kinds[kind], 0, 0, TA_OK);
                 if (status == TA_OK) {
-                    kept(h, 24);
+                    kept(h, 10);
                     k = 60;
                 }
                 CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
-                kept(h, 24);
+                kept(h, 10);
                 good(&w);
                 if (ta_test_failed)
-                    TA_TEST_FAIL("  %s, k %d, times %d",
-                                 kinds[kind] < TA_SIM_CALL_COUNT
-                                     ? ta_sim_call_name(kinds[kind])
-                                     : "any",
-                                 (int)k, (int)times);
-                CHECK_EQ(world_stats(&w, 0).reserved.current, 84 * MiB);
-                for (int i = 0; i < 24; i++) drop(&w, &h[i]);
-                world_close(&w);
-                if (ta_test_failed) return;
+                    TA_TEST_FAIL("  call %d, k %d, times %d", (int)kinds[kind], (int)k,
+                                 (int)times);
+                CHECK_EQ(world_stats(&w, 0).reserved.current, 32 * MiB);
+                for (int i = 0; i < 10; i++) drop(&w, &h[i]);
             }
+    world_close(&w);
 }
 
 /* S12 for the net: a request that fails anywhere leaves nothing behind. */
 TEST(a_spill_that_fails_anywhere_rolls_back)
 {
-    for (int call = 0; call <= TA_SIM_CALL_COUNT; call++)
+    static const ta_sim_call calls[] = {TA_SIM_CALL_COUNT, TA_SIM_CALL_create,
+                                        TA_SIM_CALL_map,   TA_SIM_CALL_set_access,
+                                        TA_SIM_CALL_unmap, TA_SIM_CALL_reserve};
+    world w;
+    held h[3];
+    open_capped(&w, 1 * GiB, 16 * MiB, 256 * MiB);
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
         for (uint64_t k = 1; k < 80; k++)
             for (uint64_t times = 0; times < 3; times += 2) {
-                world w;
-                held h[MOST];
-                int n = 0, refused = 0;
-                open_capped(&w, 1 * GiB, 32 * MiB, 256 * MiB);
-                for (; n < 4; n++) bring(&w, &h[n], 7 * MiB);
+                bool refused = false;
+                for (int n = 0; n < 2; n++) bring(&w, &h[n], 7 * MiB);
                 const uint64_t live = world_stats(&w, 0).allocated[0].current;
-                ta_sim_fail(w.sim, (ta_sim_call)call, k, times, TA_DRIVER);
-                ta_status status = world_alloc(&w, &h[n], 21 * MiB, 0, NULL);
-                ta_sim_fail(w.sim, (ta_sim_call)call, 0, 0, TA_OK);
+                ta_sim_fail(w.sim, calls[c], k, times, TA_DRIVER);
+                ta_status status = world_alloc(&w, &h[2], 21 * MiB, 0, NULL);
+                ta_sim_fail(w.sim, calls[c], 0, 0, TA_OK);
                 if (status) {
-                    refused = 1;
+                    refused = true;
                     CHECK_EQ(world_stats(&w, 0).allocated[0].current, live);
-                    kept(h, n);
+                    kept(h, 2);
                     good(&w);
-                    CHECK_EQ(world_alloc(&w, &h[n], 21 * MiB, 0, NULL), TA_OK);
+                    CHECK_EQ(world_alloc(&w, &h[2], 21 * MiB, 0, NULL), TA_OK);
                 }
-                h[n].serial = 77;
-                world_write(&h[n]);
-                n++;
-                kept(h, n);
+                h[2].serial = 77;
+                world_write(&h[2]);
+                kept(h, 3);
                 good(&w);
                 if (ta_test_failed)
-                    TA_TEST_FAIL("  call %d, k %d, times %d", call, (int)k, (int)times);
-                for (int i = 0; i < n; i++) drop(&w, &h[i]);
-                world_close(&w);
-                if (ta_test_failed) return;
+                    TA_TEST_FAIL("  call %d, k %d, times %d", (int)calls[c], (int)k,
+                                 (int)times);
+                for (int i = 0; i < 3; i++) drop(&w, &h[i]);
+                CHECK_EQ(ta_sim_settle(w.sim, 0), TA_OK);
+                CHECK_EQ(ta_trim(w.allocator, 0, NULL), TA_OK);
+                CHECK_EQ(ta_host_trim(w.allocator, NULL), TA_OK);
                 if (!refused) k = 80;
             }
+    world_close(&w);
 }
 
 /* Blocks freed on the host while their stream is busy are neither unmapped nor reused. */
