@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import sizes
+from ..settings import spill_bytes
 from ..sizes import format_size
 from . import cards
 from .launch import ALLOCATORS
@@ -36,6 +37,7 @@ def rehearse(
     gpu: str = "h100",
     gpus: int = 1,
     limit: int | str | None = None,
+    spill: int | str | None = None,
     allocator: str = "all",
     steps: int | None = None,
     timeout: float | None = 600.0,
@@ -50,6 +52,7 @@ def rehearse(
 
     gpu: a card of the catalogue, a size such as ``"16GiB"``, or both.
     gpus: how many. limit: a cap on each device, bytes as in `sizes`.
+    spill: host memory that the arena may use where there is no room.
     allocator: ``arena``, ``native``, ``expandable`` or ``all``: one run each.
     steps: end after so many optimizer steps; 0: run to the end; None: a run of more than
         half a minute ends when its peak no longer moves.
@@ -70,6 +73,7 @@ def rehearse(
         gpu=gpu,
         gpus=gpus,
         limit=None if size is None else size.resolve(cards.find(gpu).memory),
+        spill=spill_bytes(sizes.parse(spill, name="spill")),
         allocators=ALLOCATORS if allocator == "all" else (allocator,),
         steps=steps,
         timeout=timeout,
