@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "place.h"
 #include "usage_blocks.h"
 #include "usage_timeline.h"
 
@@ -34,7 +35,7 @@ typedef struct phase_counts {
 typedef struct gone_block {
     uint64_t size;
     uint32_t step;
-    uint16_t phase;
+    uint16_t phase, module, stack;
     uint8_t category;
 } gone_block;
 
@@ -53,8 +54,12 @@ typedef struct device_usage {
     moment moments[TA_USAGE_MOMENTS];
     uint64_t page_moves, waits; /* of the device, counted to phases already */
     double wait_us;
-    phase_counts *phases; /* TA_USAGE_PHASES of them, where used */
+    phase_counts *phases;     /* TA_USAGE_PHASES of them, where used */
+    ta_usage_module *modules; /* TA_USAGE_MODULES of them, where one was told */
     ta_timeline timeline;
+    double read_us;  /* the clock, when it was last read */
+    uint64_t tick;   /* and the coarse one */
+    uint32_t unread; /* events since then */
 } device_usage;
 
 typedef struct phase_name {
@@ -72,6 +77,7 @@ struct ta_usage {
     double begin_us;
     _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
     _Atomic uint32_t step;
+    _Atomic uint64_t unused;
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -105,18 +111,40 @@ static ta_category counts_as(const ta_usage *u, uint32_t category, uint32_t phas
     return u->phase[phase].activations ? TA_CATEGORY_ACTIVATION : TA_CATEGORY_OTHER;
 }
 
-/* Until now the device's state was the timeline's. */
-static void pass(const ta_usage *u, device_usage *d)
+/* Reading the clock is what costs most of an event: of events close together (within a tick
+ * of the coarse clock, some milliseconds) a few take the time of the one before. */
+#define UNREAD 8u
+static double roughly_now(device_usage *d)
 {
-    ta_timeline_pass(&d->timeline, ta_now_us() - u->begin_us);
+    const uint64_t tick = ta_tick();
+    if (tick != d->tick || ++d->unread >= UNREAD) {
+        d->tick = tick;
+        d->unread = 0;
+        d->read_us = ta_now_us();
+    }
+    return d->read_us;
+}
+
+/* Until now the device's state was the timeline's. */
+static void pass_at(const ta_usage *u, device_usage *d, double us)
+{
+    ta_timeline_pass(&d->timeline, us - u->begin_us);
     d->timeline.now.phase = atomic_load_explicit(&u->leading, memory_order_relaxed);
     d->timeline.now.step = atomic_load_explicit(&u->step, memory_order_relaxed);
+}
+
+static void pass(const ta_usage *u, device_usage *d)
+{
+    d->tick = ta_tick();
+    d->unread = 0;
+    d->read_us = ta_now_us();
+    pass_at(u, d, d->read_us);
 }
 
 static void changed(const ta_usage *u, device_usage *d, const ta_usage_entry *e,
                     bool more)
 {
-    pass(u, d);
+    pass_at(u, d, roughly_now(d));
     ta_timeline_change(&d->timeline, counts_as(u, e->category, e->phase),
                        more ? (int64_t)e->size : -(int64_t)e->size, d->events);
 }
@@ -144,8 +172,22 @@ static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
     m->gone_count = 0;
 }
 
+/* Where it is counted; one that has no room for its counts is none. */
+static void count_module(device_usage *d, ta_usage_entry *e)
+{
+    if (e->module >= TA_USAGE_MODULES) e->module = 0;
+    if (e->module && !d->modules)
+        d->modules = calloc(TA_USAGE_MODULES, sizeof *d->modules);
+    if (!d->modules) {
+        e->module = 0;
+        return;
+    }
+    d->modules[e->module].allocs++;
+    d->modules[e->module].bytes += e->size;
+}
+
 static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested,
-                 uint32_t phase)
+                 uint32_t phase, ta_place place)
 {
     ta_usage_entry entry = {
         .addr = addr,
@@ -153,7 +195,10 @@ static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested
         .born = ++d->events,
         .step = atomic_load_explicit(&u->step, memory_order_relaxed),
         .phase = (uint16_t)phase,
+        .module = place.module,
+        .stack = place.stack,
     };
+    count_module(d, &entry);
     if (!ready(d) || !ta_usage_table_add(&d->table, &entry)) {
         d->lost++;
         return;
@@ -184,7 +229,8 @@ static void remember(const ta_usage *u, device_usage *d, moment *m,
         m->gone = larger;
         m->gone_room = room;
     }
-    m->gone[m->gone_count++] = (gone_block){e->size, e->step, e->phase, e->category};
+    m->gone[m->gone_count++] =
+        (gone_block){e->size, e->step, e->phase, e->module, e->stack, e->category};
 }
 
 static void died(const ta_usage *u, device_usage *d, uint64_t addr)
@@ -219,10 +265,12 @@ static void observe(void *context, const ta_event_info *event)
         !of_pages)
         return;
     device_usage *d = &u->device[event->device];
-    uint32_t phase = phase_now(u);
+    const uint32_t phase = phase_now(u);
+    const ta_place place =
+        kind == TA_EVENT_ALLOC ? ta_place_now() : (ta_place){.module = 0, .stack = 0};
     pthread_mutex_lock(&d->mutex);
     if (kind == TA_EVENT_ALLOC)
-        born(u, d, event->addr, event->size, phase);
+        born(u, d, event->addr, event->size, phase, place);
     else if (kind == TA_EVENT_FREE)
         died(u, d, event->addr);
     else if (kind == TA_EVENT_OOM)
@@ -251,7 +299,8 @@ static void visit_block(void *context, const ta_block_info *block)
     if (block->state != TA_BLOCK_LIVE) return;
     pthread_mutex_lock(&d->mutex);
     if (!ta_usage_table_find(&d->table, block->addr))
-        born(w->usage, d, block->addr, block->requested, 0);
+        born(w->usage, d, block->addr, block->requested, 0,
+             (ta_place){.module = 0, .stack = 0});
     pthread_mutex_unlock(&d->mutex);
 }
 
@@ -307,6 +356,23 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
     return TA_OK;
 }
 
+ta_status ta_usage_unwatch(ta_usage *u)
+{
+    if (child(u)) return TA_FORKED;
+    if (!u->allocator) return TA_OK;
+    ta_remove_observer(u->allocator, observe, u);
+    u->allocator = NULL;
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        device_usage *d = &u->device[i];
+        pthread_mutex_lock(&d->mutex);
+        /* A removal moves blocks that follow, never to before their slot. */
+        for (size_t s = 0; s < d->table.room; s++)
+            while (d->table.slots[s].addr) died(u, d, d->table.slots[s].addr);
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return TA_OK;
+}
+
 ta_status ta_usage_destroy(ta_usage *u)
 {
     if (child(u)) return TA_FORKED;
@@ -316,6 +382,7 @@ ta_status ta_usage_destroy(ta_usage *u)
         free(u->device[i].table.slots);
         for (int k = 0; k < TA_USAGE_MOMENTS; k++) free(u->device[i].moments[k].gone);
         free(u->device[i].phases);
+        free(u->device[i].modules);
         ta_timeline_end(&u->device[i].timeline);
     }
     pthread_mutex_destroy(&u->names);
@@ -445,6 +512,11 @@ void ta_usage_step(ta_usage *u)
     if (!child(u)) atomic_fetch_add(&u->step, 1);
 }
 
+void ta_usage_unused(ta_usage *u, uint64_t bytes)
+{
+    if (!child(u)) atomic_store(&u->unused, bytes);
+}
+
 size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, size_t count,
                              ta_category category)
 {
@@ -462,6 +534,23 @@ size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, siz
         found++;
     }
     ta_timeline_settle(&d->timeline);
+    pthread_mutex_unlock(&d->mutex);
+    return found;
+}
+
+size_t ta_usage_set_modules(ta_usage *u, int device, const uint64_t *addrs,
+                            const uint16_t *modules, size_t count)
+{
+    size_t found = 0;
+    if (child(u) || device < 0 || device >= TA_MAX_DEVICES) return 0;
+    device_usage *d = &u->device[device];
+    pthread_mutex_lock(&d->mutex);
+    for (size_t i = 0; i < count; i++) {
+        ta_usage_entry *e = ta_usage_table_find(&d->table, addrs[i]);
+        if (!e || modules[i] >= TA_USAGE_MODULES) continue;
+        e->module = modules[i];
+        found++;
+    }
     pthread_mutex_unlock(&d->mutex);
     return found;
 }
@@ -484,8 +573,10 @@ void ta_usage_look(ta_usage *u, int device, ta_usage_counts *counts)
         .now_us = ta_now_us() - u->begin_us,
         .step = atomic_load(&u->step),
         .lost = d->lost,
+        .unused_bytes = atomic_load(&u->unused),
         .bytes = sizeof *u + TA_USAGE_PHASES * sizeof *u->phase +
                  (d->phases ? TA_USAGE_PHASES * sizeof *d->phases : 0) +
+                 (d->modules ? TA_USAGE_MODULES * sizeof *d->modules : 0) +
                  d->table.room * sizeof *d->table.slots + ta_timeline_bytes(&d->timeline),
     };
     for (int i = 0; i < TA_USAGE_MOMENTS; i++) {
@@ -547,17 +638,30 @@ size_t ta_usage_blocks(ta_usage *u, int device, ta_usage_moment which,
         const ta_usage_entry *e = &d->table.slots[i];
         if (!e->addr || (m && e->born > m->at)) continue;
         if (count++ < capacity)
-            blocks[count - 1] =
-                (ta_usage_block){e->addr, e->size, e->step, e->phase, e->category};
+            blocks[count - 1] = (ta_usage_block){
+                e->addr, e->size, e->step, e->phase, e->module, e->stack, e->category};
     }
     for (size_t i = 0; m && i < m->gone_count; i++) {
         const gone_block *g = &m->gone[i];
         if (count++ < capacity)
-            blocks[count - 1] =
-                (ta_usage_block){0, g->size, g->step, g->phase, g->category};
+            blocks[count - 1] = (ta_usage_block){
+                0, g->size, g->step, g->phase, g->module, g->stack, g->category};
     }
     pthread_mutex_unlock(&d->mutex);
     return count;
+}
+
+size_t ta_usage_modules(ta_usage *u, int device, ta_usage_module *modules,
+                        size_t capacity)
+{
+    device_usage *d = looked_at(u, device);
+    if (!d) return 0;
+    pthread_mutex_lock(&d->mutex);
+    const bool told = d->modules != NULL;
+    for (size_t i = 0; told && i < TA_USAGE_MODULES && i < capacity; i++)
+        modules[i] = d->modules[i];
+    pthread_mutex_unlock(&d->mutex);
+    return told ? TA_USAGE_MODULES : 0;
 }
 
 size_t ta_usage_timeline(ta_usage *u, int device, ta_usage_sample *samples,

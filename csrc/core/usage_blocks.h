@@ -10,7 +10,7 @@ typedef struct ta_usage_entry {
     uint64_t addr, size;
     uint64_t born; /* events on the device when it was allocated, itself included */
     uint32_t step;
-    uint16_t phase;
+    uint16_t phase, module, stack;
     uint8_t category;
 } ta_usage_entry;
 

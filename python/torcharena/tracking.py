@@ -15,18 +15,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import phases, spilling
+from .graphs import Graphs
+from .lines import stacks as Stacks
 from .loading import core
+from .modules import Modules, around_compiled
 from .state import enabled, needs_enabled
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-__all__ = ["Tracking", "track", "trackings"]
+__all__ = ["Tracking", "before_track", "begin", "track", "trackings"]
 
 _lock = threading.RLock()
 _all: list[Tracking] = []
 _original_backward: Callable[..., Any] | None = None
+before_track: list[Callable[[], None]] = []  # called when the program itself tracks
 
 
 def trackings() -> list[Tracking]:
@@ -46,6 +50,17 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
+        self.graphs = Graphs(self._look, core().usage_unused, bool(optimizers))
+        self._modules: Modules | None = None
+        self._stacks: Stacks | None = None
+
+    def __deepcopy__(self, memo: Any) -> Tracking:
+        """A copy of the model keeps its hooks, which are this one's."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """A model that is saved whole, hooks and all: what is loaded tracks nothing."""
+        return _Ended, ()
 
     # --- hooks ----------------------------------------------------------------------------
     def _start(self) -> None:
@@ -56,14 +71,57 @@ class Tracking:
             model.register_forward_hook(self._forward_ends, always_call=True),
         ]
         for index, reference in enumerate(self._optimizers):
-            optimizer = reference()
-            assert optimizer is not None
-            hooks.append(optimizer.register_step_pre_hook(self._step_begins))
-            ends = functools.partial(self._step_ends, index)
-            hooks.append(optimizer.register_step_post_hook(ends))
-            self._removals.append(_wrap_zero_grad(optimizer))
+            self._hook_optimizer(reference(), index)
         self._removals += [hook.remove for hook in hooks]
+        undo = around_compiled(
+            model, lambda *inputs: self._forward_begins(*inputs[:2]), self._forward_ends
+        )
+        if undo is not None:
+            self._removals.append(undo)
+        if self._modules is not None:
+            self._modules.start()
+            self._removals.append(self._modules.stop)
+        if self._stacks is not None:
+            self._stacks.start()
+            self._removals.append(self._stacks.stop)
         self.tell()
+
+    def _hook_optimizer(self, optimizer: Any, index: int) -> None:
+        """``index``: 0 for the one whose steps end the program's."""
+        assert optimizer is not None
+        ends = functools.partial(self._step_ends, index)
+        self._removals += [
+            optimizer.register_step_pre_hook(self._step_begins).remove,
+            optimizer.register_step_post_hook(ends).remove,
+            _wrap_zero_grad(optimizer),
+        ]
+
+    def add_optimizer(self, optimizer: Any, index: int) -> None:
+        """One that was found later."""
+        self._optimizers.append(weakref.ref(optimizer))
+        self.graphs.optimizers = True
+        self._hook_optimizer(optimizer, index)
+
+    def in_forward(self) -> bool:
+        """Whether this thread is in the model."""
+        return bool(self._open.spans)
+
+    def enter_now(self, module: Any, inputs: Any) -> None:
+        """As the hooks do, for a call of the model that began before they were there."""
+        self._forward_begins(module, inputs)
+        if self._modules is not None:
+            self._modules.enter_now()
+
+    def parameters(self) -> Iterator[Any]:
+        model = self._model()
+        return iter(()) if model is None else model.parameters()
+
+    def _backward_ends(self) -> None:
+        """Gradients are there from now on, and seldom later than the next step."""
+        self.graphs.backward_ends()
+        self.tell_gradients()
+        if not self._optimizers:  # else at the end of the step
+            self.tell_if_highest()
 
     def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
@@ -72,7 +130,11 @@ class Tracking:
             return
         self._open.close()  # what an error left open
         core().usage_between(None)
-        self._open.enter("forward" if torch.is_grad_enabled() else "evaluation")
+        if torch.is_grad_enabled():
+            self.graphs.forward_begins(module)
+            self._open.enter("forward")
+        else:
+            self._open.enter("evaluation")
 
     def _forward_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         import torch
@@ -81,6 +143,7 @@ class Tracking:
             return
         core().usage_between(self._open.spans[-1].name)  # the loss belongs to it
         self._open.close()
+        self.graphs.forward_ends(output)
 
     def _step_begins(self, optimizer: Any, args: Any, named: Any) -> Any:
         """A closure, which makes the forward and backward passes, is no optimizer's phase."""
@@ -114,6 +177,7 @@ class Tracking:
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
             core().usage_step()
+            self.graphs.step_ends()
             spilling.mark()
 
     def stop(self) -> None:
@@ -122,7 +186,7 @@ class Tracking:
             if self not in _all:
                 return
             _all.remove(self)
-            for remove in self._removals:
+            for remove in reversed(self._removals):
                 remove()
             self._removals.clear()
             if not _all:
@@ -140,6 +204,21 @@ class Tracking:
     ) -> None:
         self.stop()
 
+    def _look(self) -> tuple[int, float]:
+        """Bytes that live on the model's device, or its first, and the time."""
+        look = core().usage_look(next(iter(self._parameters), 0))
+        return look["live"], look["now_us"]
+
+    def tells_places(self) -> bool:
+        """Whether blocks remember their module or line."""
+        return self._modules is not None or self._stacks is not None
+
+    def tell_modules(self) -> None:
+        """Says which module has which parameters and state, where modules are told."""
+        if self._modules is not None and phases.watching():
+            alive = _alive(self._optimizers)
+            self._modules.tell(alive)
+
     # --- categories -------------------------------------------------------------------------
     def tell(self) -> None:
         """Says which blocks are parameters, gradients, buffers and optimizer state now."""
@@ -148,8 +227,13 @@ class Tracking:
             return
         self._walk(model)
         _tell(model.buffers(), "buffer")
-        _tell(model.parameters(), "parameter")
-        _tell(_gradients(model), "gradient")
+        self._tell_known()
+
+    def _tell_known(self) -> None:
+        """The same without walking the model: a third of a microsecond a tensor."""
+        alive = [p for held in self._parameters.values() for p in _alive(held)]
+        _tell(alive, "parameter")
+        _tell(_gradients(alive), "gradient")
         for reference in self._optimizers:
             optimizer = reference()
             if optimizer is not None:
@@ -174,24 +258,34 @@ class Tracking:
             self._walk(model)
         number = phases.CATEGORIES.index("gradient")
         for device, references in self._parameters.items():
-            found = (parameter.grad for parameter in _alive(references))
-            gradients = [g for g in found if g is not None and not g.is_sparse]
+            gradients = [
+                gradient
+                for reference in references
+                if (parameter := reference()) is not None
+                and (gradient := parameter.grad) is not None
+            ]
             if self._sharded:
                 gradients = [getattr(g, "_local_tensor", g) for g in gradients]
-            addresses = [g.data_ptr() for g in gradients]
+            try:
+                addresses = [gradient.data_ptr() for gradient in gradients]
+            except RuntimeError:  # a sparse one has no address of its own
+                dense = (g for g in gradients if not g.is_sparse)
+                addresses = [gradient.data_ptr() for gradient in dense]
             core().usage_set_category(device, addresses, number)
 
     def tell_if_highest(self) -> None:
-        """The same, where this step has the highest peak so far. Gradients are there from
-        the end of backward on, and seldom later than the next step."""
+        """The rest too, where this step has the highest peak so far: an optimizer may make
+        its state anew in every step."""
         model = self._model()
         if model is None or not phases.watching():
             return
         if not self._parameters:
             self._walk(model)
-        looks = [core().usage_look(device) for device in self._parameters]
-        if any(look["peak"]["step"] == look["step"] for look in looks):
-            self.tell()
+        for device in self._parameters:
+            look = core().usage_look(device)
+            if look["peak"]["step"] == look["step"]:
+                self._tell_known()
+                return
 
 
 class _Open(threading.local):
@@ -209,8 +303,25 @@ class _Open(threading.local):
             self.spans.pop().__exit__(None, None, None)
 
 
+class _Ended:
+    """A tracking's hooks in a model that was saved and loaded: they do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
 def track(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | Iterable[Any] | None = None
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[Any] | None = None,
+    *,
+    modules: bool = False,
+    stacks: bool = False,
 ) -> Tracking:
     """Sets the phases of a training step (forward, backward, optimizer, zero_grad,
     evaluation: a forward without gradients) and the category of each block (parameter,
@@ -218,15 +329,29 @@ def track(
 
     ``model`` is what the loop calls: the DistributedDataParallel or compiled one where there
     is one. ``optimizer`` is one or several; a step of the first ends a step. The loss counts
-    to forward. Until `stop`, ``torch.autograd.backward`` is wrapped and the optimizers'
+    to forward. ``modules``: the report says too which module allocated, forward and backward.
+    ``stacks``: and which line, as `torcharena.stacks` does. Until `stop`, ``torch.autograd.backward`` is wrapped and the optimizers'
     ``zero_grad`` too. Raises RuntimeError where the arena is not enabled, TypeError for what
     is no model or optimizer. In a rehearsal of torch's own allocators it does nothing."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"track({type(model).__name__}): the model is a torch.nn.Module")
+    for call in before_track:
+        call()
+    return begin(model, optimizer, modules=modules, stacks=stacks)
+
+
+def begin(
+    model: torch.nn.Module, optimizer: Any, *, modules: bool = False, stacks: bool = False
+) -> Tracking:
+    """`track`, on nobody's behalf."""
     optimizers = [_inner(one) for one in _several(optimizer)]
     tracking = Tracking(model, optimizers)
+    if modules:
+        tracking._modules = Modules(model)
+    if stacks:
+        tracking._stacks = Stacks()
     if not enabled():
         from .rehearsal.api import is_rehearsal
 
@@ -238,7 +363,11 @@ def track(
         if not _all:
             _wrap_backward()
         _all.append(tracking)
-        tracking._start()
+        try:
+            tracking._start()
+        except BaseException:
+            tracking.stop()
+            raise
     return tracking
 
 
@@ -279,12 +408,16 @@ def _wrap_backward() -> None:
     def backward(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args, **named)
+        places = any(one.tells_places() for one in _all)
         core().usage_between(None)
+        if places:
+            core().place_over()
         with phases.phase("backward"):
             original(*args, **named)
+        if places:
+            core().place_over()
         for tracking in trackings():
-            tracking.tell_gradients()
-            tracking.tell_if_highest()
+            tracking._backward_ends()
 
     torch.autograd.backward = backward
 
@@ -323,21 +456,29 @@ def _wrap_zero_grad(optimizer: Any) -> Callable[[], None]:
 # --- blocks of tensors ------------------------------------------------------------------
 def _tell(tensors: Iterable[Any], category: str) -> None:
     """Where the tensors' memory is on CUDA, it is of this category."""
-    by_device: dict[int, list[int]] = {}
+    by_device: dict[int, list[Any]] = {}
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         if local.is_cuda:
-            device = by_device.setdefault(local.device.index, [])
-            device.append(local.untyped_storage().data_ptr())
+            by_device.setdefault(local.get_device(), []).append(local)
     number = phases.CATEGORIES.index(category)
-    for device_index, addresses in by_device.items():
-        core().usage_set_category(device_index, addresses, number)
+    for device, found in by_device.items():
+        try:
+            addresses = [tensor.data_ptr() for tensor in found]
+        except RuntimeError:  # one has no storage of its own
+            addresses = [0]
+        told = core().usage_set_category(device, addresses, number)
+        if told < len(addresses):  # views of larger blocks, then: by their storages
+            storages = [tensor.untyped_storage() for tensor in found]
+            addresses = [storage.data_ptr() for storage in storages]
+            core().usage_set_category(device, addresses, number)
 
 
-def _gradients(model: torch.nn.Module) -> Iterator[Any]:
-    for parameter in model.parameters():
-        if parameter.grad is not None and not parameter.grad.is_sparse:
-            yield parameter.grad
+def _gradients(parameters: Iterable[Any]) -> Iterator[Any]:
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and not gradient.is_sparse:
+            yield gradient
 
 
 def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:

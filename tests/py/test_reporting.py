@@ -332,6 +332,7 @@ def test_text() -> None:
     assert "peak 3 GiB in backward, step 7, 4.2 s after the start" in text
     assert "2 GiB   66.7 %" in text
     assert "3 MiB a step  other, allocated in epoch, mostly 3 MiB each" in text
+    assert "  counting took 97.66 KiB of host memory" in text
     assert "2 blocks were not counted" in text
     assert max(map(len, text.splitlines())) <= 100
 

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from . import compiling, places
+from . import compiling, marks, places
 
 __all__ = ["JOB", "STOP", "Job", "prepare"]
 
@@ -58,6 +58,7 @@ class Job:
     ranks: int = 1  # so many ranks, from 0, are processes of one node (`--ranks all`)
     places: bool = False  # find out what holds the peak
     peak_step: int | None = None  # the step in which it is known to stand
+    report: bool = False  # track it, and write who used what
 
     def spelt(self) -> str:
         return json.dumps(asdict(self))
@@ -96,6 +97,8 @@ class Watch:
         self.written = 0.0
         self.over = threading.Event()
         self.lock = threading.Lock()
+        self.finder: Any = None
+        self.tracked: dict[str, Any] | None = None
 
     # --- the start ----------------------------------------------------------------------
     def start(self, torch: Any) -> None:
@@ -107,6 +110,12 @@ class Watch:
 
             installing.enable_from_environment()
             compiling.without_trees()
+            marks.install(torch)
+            if self.job.report:
+                from . import tracked
+
+                self.finder = tracked.Finder(torch)
+                self.finder.start()
         else:
             if self.job.limit is not None:
                 later(self.cap)
@@ -309,7 +318,9 @@ class Watch:
             if several and os.path.exists(stop):
                 self.ended = "stopped"
                 break
-        self.write(last=True, stack=self.stack(None))
+        stack = self.stack(None)
+        self.save_report()
+        self.write(last=True, stack=stack)
         _flush()
         os._exit(124)
 
@@ -341,7 +352,17 @@ class Watch:
             from .. import recording
 
             recording._stop_at_exit()
+        self.save_report()
         self.write(last=True, error=error)
+
+    def save_report(self) -> None:
+        """Who used what, where that was asked for."""
+        if self.finder is None or not self.torch.cuda.is_initialized():
+            return
+        try:
+            self.tracked = self.finder.save(self.job.folder)
+        except (RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
+            self.tracked = {"problem": f"{type(error).__name__}: {error}"}
 
     def is_oom(self, error: BaseException | None) -> bool:
         seen = 0
@@ -415,6 +436,7 @@ class Watch:
             "ended": self.ended if last else "killed",
             "oom": self.oom,
             "holders": self.holders,
+            "tracked": self.tracked,
             "guessed": self.guessed(),
             "seconds": round(time.monotonic() - self.started, 2),
         }

@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rank=options.rank,
             ranks=options.ranks,
             record=options.record,
+            report=options.report,
             keep_files=options.keep_files,
             share=tuple(map(_folder, options.share)),
         )
@@ -279,6 +280,12 @@ def parser() -> argparse.ArgumentParser:
         "--record",
         metavar="FILE",
         help="keep the arena's trace: x.trace.xz, .gz or plain",
+    )
+    add(
+        "--report",
+        metavar="FILE",
+        help="write who used what, by phase, category and module: r.html or r.json; %%r is "
+        "the rank",
     )
     add("--keep-files", metavar="DIR", help="keep what the program writes, there")
     add(
