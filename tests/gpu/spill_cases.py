@@ -662,6 +662,45 @@ def saved_host_full() -> None:
     assert_sound()
 
 
+def auto() -> None:
+    """Nothing where all fits; saved tensors; the optimizer's state too. After the first steps
+    the net has nothing left to do. Kernels are not looked at."""
+    start(values=False)
+    for room, state, saved in (
+        (4096, False, False),
+        (1600, False, True),
+        (900, True, True),
+    ):
+        gc.collect()
+        torcharena.empty_cache(host=True)
+        offload_saved._movers.clear()
+        torcharena.set_limit(None)
+        torch.ones(9, 9, device="cuda") @ torch.ones(9, 9, device="cuda")
+        torcharena.empty_cache()
+        torcharena.set_limit(stats("reserved_bytes") + room * MIB)
+        model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(16)]).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        with torcharena.auto_offload(model, optimizer) as chosen:
+            for step in range(7):
+                if step == 5:
+                    before = stats("spill_allocated_bytes")
+                y = model(torch.randn(8192, 2048, device="cuda"))
+                y.square().mean().backward()
+                del y
+                optimizer.step()
+                optimizer.zero_grad()
+            # now and then a copy is later than usual
+            assert stats("spill_allocated_bytes") - before <= 128 * MIB, room
+            text = str(chosen)
+            assert (chosen.state_bytes > 500 * MIB) == state, text
+            assert ("optimizer state:" in text) == state, text
+            assert ("saved tensors:" in text) == saved, text
+            assert ("nothing has to leave" in text) == (not state and not saved), text
+        assert not model._forward_pre_hooks and not model._forward_hooks
+        del model, optimizer, chosen
+    assert_sound()
+
+
 # --- S20: what work touches is told to the oracle ----------------------------------------------
 def _touch(tensor: torch.Tensor, write: bool, us: float) -> None:
     stream = torch.cuda.current_stream().cuda_stream
