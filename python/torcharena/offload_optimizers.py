@@ -241,15 +241,21 @@ class _Offloaded:
         try:
             if isinstance(self.host, ArenaTensors):
                 with regions.inside(self.host.number):
-                    return original(*args, **named)
-            return original(*args, **named)
+                    return original(optimizer, *args, **named)
+            return original(optimizer, *args, **named)
         finally:
             if not isinstance(optimizer.state, _States):
                 self._adopt(optimizer)
 
 
 def _wrap_load(optimizer: Any, offloaded: _Offloaded) -> Callable[[], None]:
-    original = optimizer.load_state_dict
+    # Bound to nothing: what is offloaded must not keep its optimizer alive.
+    original = getattr(optimizer.load_state_dict, "__func__", None)
+    if original is None:  # wrapped already, by somebody else
+        inside = optimizer.load_state_dict
+
+        def original(self: Any, *args: Any, **named: Any) -> Any:
+            return inside(*args, **named)
 
     @functools.wraps(original)
     def load_state_dict(*args: Any, **named: Any) -> Any:

@@ -13,6 +13,7 @@ import gc
 import io
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -520,6 +521,10 @@ def groups() -> None:
     del optimizer.state[one]["mine"], optimizer.state[one]["more"]
     optimizer.step()
     assert on_host(optimizer.state[one]["list"][1])
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None, "it is kept alive"
     try:
         torcharena.offload_optimizer(object())
     except TypeError:
