@@ -450,14 +450,15 @@ ta_status ta_region_sleep(ta_allocator *a, ta_region_id id, bool keep,
     hold_captures(a, 1);
     mark_all(a, r, true, true);
     status = wait_for_all(a, info);
-    if (!status) status = on_all(a, &p, sleep_on, TA_MAX_DEVICES, &reached);
-    bool asleep = !status;
-    if (status && !wait_for_all(a, info)) { /* all of it back; else it goes on sleeping */
+    const bool begun = !status;
+    if (begun) status = on_all(a, &p, sleep_on, TA_MAX_DEVICES, &reached);
+    bool asleep = begun;
+    if (begun && status) { /* all of it back; else it goes on sleeping */
         ta_sleep_info back = {0};
         ta_passage undo = {.region = r, .keep = true, .info = &back, .undo = true};
-        asleep = on_all(a, &undo, wake_on, TA_MAX_DEVICES, NULL) != TA_OK;
-    } else if (status)
-        asleep = false; /* nothing has begun */
+        asleep = wait_for_all(a, &back) ||
+                 on_all(a, &undo, wake_on, TA_MAX_DEVICES, NULL) != TA_OK;
+    }
     atomic_store(&r->asleep, asleep);
     mark_all(a, r, false, asleep);
     tidy(a);
