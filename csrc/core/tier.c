@@ -65,7 +65,6 @@ static void use(ta_arena *arena, ta_chunk *c, uint32_t slot)
 uint32_t ta_tier_leave(ta_arena *arena, ta_chunk *c, uint32_t low, uint32_t high)
 {
     uint32_t left = 0;
-    if (!c->spilled_count) return 0;
     for (uint32_t i = low; i < high; i++) {
         if (ta_slot_is(c, i) == TA_SLOT_DEVICE || !ta_chunk_has(c, i)) continue;
         c->mapped[i / 64] &= ~((uint64_t)1 << i % 64);
