@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import phases
+from . import phases, spilling
 from .graphs import Graphs
 from .lines import stacks as Stacks
 from .loading import core
@@ -178,6 +178,7 @@ class Tracking:
         if index == 0:
             core().usage_step()
             self.graphs.step_ends()
+            spilling.mark()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
