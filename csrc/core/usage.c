@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "count.h"
 #include "place.h"
 #include "usage_blocks.h"
 #include "usage_timeline.h"
@@ -81,6 +82,7 @@ struct ta_usage {
     _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
     _Atomic uint32_t step;
     _Atomic uint64_t unused;
+    _Atomic int devices;   /* those from here on are not used: a step's calls skip them */
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -99,6 +101,11 @@ static _Thread_local struct {
 static _Atomic uint64_t generations;
 
 static bool child(const ta_usage *u) { return getpid() != u->owner; }
+
+static int devices_of(const ta_usage *u)
+{
+    return atomic_load_explicit(&u->devices, memory_order_acquire);
+}
 
 static uint32_t phase_now(const ta_usage *u)
 {
@@ -153,12 +160,18 @@ static void changed(const ta_usage *u, device_usage *d, const ta_usage_entry *e,
 }
 
 /* --- events ---------------------------------------------------------------------------- */
-static bool ready(device_usage *d)
+static bool ready(ta_usage *u, device_usage *d)
 {
-    if (!d->phases) d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
-    if (d->phases && !ta_timeline_begin(&d->timeline)) return false;
-    if (d->phases) atomic_store_explicit(&d->used, true, memory_order_release);
-    return d->phases != NULL;
+    if (d->phases) return true;
+    if (!ta_timeline_begin(&d->timeline)) return false;
+    d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
+    if (!d->phases) return false;
+    atomic_store_explicit(&d->used, true, memory_order_release);
+    const int end = (int)(d - u->device) + 1;
+    int devices = atomic_load(&u->devices);
+    while (devices < end && !atomic_compare_exchange_weak(&u->devices, &devices, end)) {
+    }
+    return true;
 }
 
 static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
@@ -202,7 +215,7 @@ static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested
         .stack = place.stack,
     };
     count_module(d, &entry);
-    if (!ready(d) || !ta_usage_table_add(&d->table, &entry)) {
+    if (!ready(u, d) || !ta_usage_table_add(&d->table, &entry)) {
         d->lost++;
         return;
     }
@@ -334,13 +347,13 @@ ta_status ta_usage_create(ta_usage **usage)
 }
 
 /* What the device's numbers say now has been counted. */
-static void seen(const ta_usage *u, device_usage *d, const ta_stats *stats)
+static void seen(const ta_usage *u, device_usage *d, const ta_page_counts *stats)
 {
     d->page_moves = stats->page_moves;
     d->waits = stats->waits;
     d->wait_us = stats->wait_us;
     pass(u, d);
-    ta_timeline_reserve(&d->timeline, stats->reserved.current);
+    ta_timeline_reserve(&d->timeline, stats->reserved);
 }
 
 ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
@@ -354,8 +367,8 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
     ta_visit(allocator, -1, &visitor);
     for (int i = 0; i < TA_MAX_DEVICES; i++) { /* what was before belongs to no phase */
         device_usage *d = &u->device[i];
-        ta_stats stats;
-        if (ta_get_stats(allocator, i, &stats)) continue;
+        ta_page_counts stats;
+        if (ta_get_page_counts(allocator, i, &stats)) continue;
         pthread_mutex_lock(&d->mutex);
         seen(u, d, &stats);
         pthread_mutex_unlock(&d->mutex);
@@ -434,11 +447,11 @@ static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
  * that are mapped and unmapped, while some are kept ready. */
 static void charge(ta_usage *u, uint32_t phase)
 {
-    for (int i = 0; u->allocator && i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; u->allocator && i < devices_of(u); i++) {
         device_usage *d = &u->device[i];
-        ta_stats stats;
+        ta_page_counts stats;
         if (!atomic_load_explicit(&d->used, memory_order_acquire) ||
-            ta_get_stats(u->allocator, i, &stats))
+            ta_get_page_counts(u->allocator, i, &stats))
             continue;
         pthread_mutex_lock(&d->mutex);
         phase_counts *p = &d->phases[phase];
@@ -479,7 +492,7 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
     if (child(u) || own.generation != u->generation || !own.depth) return;
     double us = ta_now_us() - span->begin_us;
     const bool led = own.leads;
-    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; i < devices_of(u); i++) {
         device_usage *d = &u->device[i];
         if (!atomic_load_explicit(&d->used, memory_order_acquire)) continue;
         pthread_mutex_lock(&d->mutex);
@@ -565,7 +578,7 @@ static device_usage *used(ta_usage *u, int device)
 bool ta_usage_due(ta_usage *u)
 {
     bool due = false;
-    for (int i = 0; !child(u) && !due && i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; !child(u) && !due && i < devices_of(u); i++) {
         device_usage *d = used(u, i);
         if (!d) continue;
         due = d->moments[TA_USAGE_PEAK].at > d->told_at;
@@ -589,7 +602,7 @@ bool ta_usage_backward_ends(ta_usage *u, const ta_usage_span *span)
 {
     if (child(u)) return false;
     if (ta_usage_due(u)) return true;
-    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; i < devices_of(u); i++) {
         device_usage *d = used(u, i);
         if (!d) continue;
         guess(u, d, span->phase);
@@ -601,7 +614,7 @@ bool ta_usage_backward_ends(ta_usage *u, const ta_usage_span *span)
 
 void ta_usage_told(ta_usage *u)
 {
-    for (int i = 0; !child(u) && i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; !child(u) && i < devices_of(u); i++) {
         device_usage *d = used(u, i);
         if (!d) continue;
         for (size_t k = 0; d->guesses && k < d->table.room; k++)
