@@ -241,7 +241,7 @@ static ta_status sleep_on(ta_device *d, ta_passage *p)
     const uint64_t before = ta_reserved(d);
     each_arena(d, p->region, prepare, p);
     if (p->status) return p->status;
-    p->room = true;
+    p->room = p->moves.release = true;
     each_arena(d, p->region, find_on_device, p);
     const size_t leaving = p->moves.count;
     /* What is on the host already goes from its place, or altogether. */
