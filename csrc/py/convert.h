@@ -104,16 +104,6 @@ PyObject *ta_py_region_sleep(PyObject *self, PyObject *args);
 PyObject *ta_py_region_wake(PyObject *self, PyObject *args);
 PyObject *ta_py_region_get(PyObject *self, PyObject *args);
 PyObject *ta_py_region_of(PyObject *self, PyObject *args);
-PyObject *ta_py_usage_set_modules(PyObject *self, PyObject *args);
-PyObject *ta_py_usage_modules(PyObject *self, PyObject *args);
-PyObject *ta_py_place_enter(PyObject *self, PyObject *args);
-PyObject *ta_py_place_leave(PyObject *self, PyObject *args);
-PyObject *ta_py_place_at(PyObject *self, PyObject *args);
-PyObject *ta_py_place_begin(PyObject *self, PyObject *args);
-PyObject *ta_py_place_end(PyObject *self, PyObject *args);
-PyObject *ta_py_place_now(PyObject *self, PyObject *args);
-PyObject *ta_py_place_runs(PyObject *self, PyObject *args);
-PyObject *ta_py_place_over(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
 
