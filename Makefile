@@ -34,8 +34,9 @@ lint: ## formats, warnings of two compilers, clang-tidy, include rules, ruff, my
 format: ## rewrite files as lint wants them
 	@$(PYTHON) scripts/lint.py --fix
 
-bench: ## the figures that need no GPU: replays of recorded traces
+bench: ## the figures that need no GPU: replays of recorded traces, the core's latency
 	@$(IN_ENV) test -m torcharena replay tests/traces/*.xz
+	@$(IN_ENV) test -m benchmarks core
 
 clean: ## remove what was built, keep the environments
 	rm -rf build dist python/torcharena/*.so python/torcharena/lib python/*.egg-info

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import combinations
 
-__all__ = ["largest_difference", "paired_ratio", "spread", "upper_bound"]
+__all__ = ["largest_difference", "paired_ratio", "ratio_bound", "spread", "upper_bound"]
 
 Times = Sequence[float]
 
@@ -50,3 +50,27 @@ def spread(runs: Sequence[Sequence[float]]) -> float | None:
     if len(runs) < 2:
         return None
     return max(largest_difference(a, b) for a, b in combinations(runs, 2))
+
+
+def ratio_bound(
+    ours: Sequence[Times], theirs: Sequence[Times], level: float = 0.95, draws: int = 200
+) -> tuple[float, float]:
+    """The median of the rounds' own ratios, and what that median stays below with probability
+    ``level``. ``ours[g][r]`` and ``theirs[g][r]`` are of the same round of generation g, where
+    both have it. A one-sided bootstrap over generations and, within each, rounds; seeded."""
+    ratios = [
+        [x / y for x, y in zip(a, b, strict=False)]
+        for a, b in zip(ours, theirs, strict=False)
+    ]
+    ratios = [of_one for of_one in ratios if of_one]
+    middle = statistics.median(x for of_one in ratios for x in of_one)
+    draw = random.Random(1)
+    found = sorted(
+        statistics.median(
+            x
+            for of_one in draw.choices(ratios, k=len(ratios))
+            for x in draw.choices(of_one, k=len(of_one))
+        )
+        for _ in range(draws)
+    )
+    return middle, max(middle, found[min(draws - 1, int(level * draws))])

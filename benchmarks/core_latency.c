@@ -2,14 +2,18 @@
  *
  *     gcc -O2 -std=c11 -D_GNU_SOURCE= -fexceptions -pthread benchmarks/core_latency.c \
  *         csrc/core/[a-z]*.c csrc/driver/nulldriver.c -lm -o core_latency
- *     ./core_latency [--json] [--rounds N] [LIVE...]
+ *     ./core_latency [--json] [--rounds N] [--threads N...] [LIVE...]
  *
  * For each number of live blocks (100 and 100000 unless told): blocks of random sizes live
  * among as many holes, and one of a random size is allocated and freed (`pair`), or a random
  * one of the live is freed and one of its size allocated (`churn`, which mostly waits for the
  * processor's caches where there are many). Each is timed; the timer's own time, measured in
  * the same run, is taken off. The C library's malloc and free with as many live blocks, 4096
- * times smaller, stand beside it. Driver calls do nothing. Nanoseconds, medians of rounds. */
+ * times smaller, stand beside it. Driver calls do nothing. Nanoseconds, medians of rounds.
+ *
+ * --threads: pairs a second of so many threads, each on a stream of its own, all together, and
+ * the C library's with as many. */
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,29 +176,152 @@ static bool measure(size_t live, bool churn, int rounds, bool json)
     return true;
 }
 
+/* --- threads ----------------------------------------------------------------------------- */
+#define MOST_THREADS 64
+#define THREAD_LIVE 100
+
+typedef struct crowd {
+    memory m;
+    pthread_barrier_t ready;
+} crowd;
+
+typedef struct one {
+    crowd *of;
+    ta_stream stream;
+    uint64_t state;
+    double start, end;
+    bool ok;
+} one;
+
+static uint64_t draw(one *o)
+{
+    o->state ^= o->state << 13;
+    o->state ^= o->state >> 7;
+    return o->state ^= o->state << 17;
+}
+
+static void *take_on(const memory *m, size_t size, ta_stream stream)
+{
+    void *ptr = NULL;
+    if (m->library) return malloc(size / 4096);
+    ta_alloc(m->arena, size, 0, stream, &ptr, NULL);
+    return ptr;
+}
+
+static void *work(void *argument)
+{
+    one *o = argument;
+    const memory *m = &o->of->m;
+    void *blocks[2 * THREAD_LIVE];
+    o->ok = true;
+    for (int i = 0; i < 2 * THREAD_LIVE; i++) {
+        blocks[i] = take_on(m, 8192 + draw(o) % (4 * MIB), o->stream);
+        o->ok &= blocks[i] != NULL;
+    }
+    for (int i = 0; i < THREAD_LIVE; i++) give(m, blocks[THREAD_LIVE + i]);
+    for (int half = 0; half < 2; half++) { /* the first warms it up */
+        pthread_barrier_wait(&o->of->ready);
+        o->start = now_ns();
+        for (int i = 0; i < PAIRS; i++) {
+            void *ptr = take_on(m, 8192 + draw(o) % (4 * MIB), o->stream);
+            o->ok &= ptr != NULL;
+            give(m, ptr);
+        }
+        o->end = now_ns();
+    }
+    for (int i = 0; i < THREAD_LIVE; i++) give(m, blocks[i]);
+    return NULL;
+}
+
+static ta_stream_life lasts(void *context, int device, ta_stream stream)
+{
+    (void)context, (void)device, (void)stream;
+    return TA_STREAM_LASTS;
+}
+
+/* Pairs a second of all threads. */
+static bool rate_of(const memory *m, int threads, double *rate)
+{
+    crowd c = {.m = *m};
+    one each[MOST_THREADS];
+    pthread_t ids[MOST_THREADS];
+    pthread_barrier_init(&c.ready, NULL, (unsigned)threads);
+    for (int i = 0; i < threads; i++) {
+        each[i] = (one){&c,
+                        (ta_stream)(uintptr_t)(4096 + 64 * i),
+                        88172645463325252u + (uint64_t)i,
+                        0,
+                        0,
+                        false};
+        if (pthread_create(&ids[i], NULL, work, &each[i])) exit(1);
+    }
+    for (int i = 0; i < threads; i++) pthread_join(ids[i], NULL);
+    pthread_barrier_destroy(&c.ready);
+    bool ok = true;
+    double start = each[0].start, end = each[0].end;
+    for (int i = 0; i < threads; i++) {
+        ok &= each[i].ok;
+        if (each[i].start < start) start = each[i].start;
+        if (each[i].end > end) end = each[i].end;
+    }
+    *rate = threads * (double)PAIRS / (end - start) * 1e9;
+    return ok;
+}
+
+static bool together(int threads, int rounds, bool json)
+{
+    double own[100], theirs[100];
+    ta_null_config machine = {1, (uint64_t)1 << 40, (uint64_t)4 << 20};
+    for (int r = 0; r < rounds; r++) {
+        ta_null *null = NULL;
+        memory m = {0};
+        bool ok = !ta_null_create(&machine, &null) &&
+                  !ta_allocator_create(ta_null_driver(null), NULL, &m.arena) &&
+                  !ta_set_stream_life(m.arena, lasts, NULL) &&
+                  rate_of(&m, threads, &own[r]) &&
+                  rate_of(&(memory){.library = true}, threads, &theirs[r]);
+        if (m.arena) ta_allocator_destroy(m.arena);
+        if (null) ta_null_destroy(null);
+        if (!ok) return false;
+    }
+    printf(json ? "{\"threads\": %d, \"pairs_per_second\": %.0f, "
+                  "\"malloc_pairs_per_second\": %.0f}\n"
+                : "%7d threads: %.1f M pairs/s; malloc and free: %.1f M pairs/s\n",
+           threads, middle(own, rounds) / (json ? 1 : 1e6),
+           middle(theirs, rounds) / (json ? 1 : 1e6));
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     size_t lives[16] = {100, 100000};
-    int count = 0, rounds = 5;
-    bool json = false;
+    int count = 0, rounds = 5, crowds[16], crowd_count = 0;
+    bool json = false, threads = false;
     for (int i = 1; i < argc; i++) {
+        size_t number = strtoull(argv[i], NULL, 10);
         if (strcmp(argv[i], "--json") == 0)
             json = true;
+        else if (strcmp(argv[i], "--threads") == 0)
+            threads = true;
         else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
             rounds = atoi(argv[++i]);
-        else if (count < 16 && strtoull(argv[i], NULL, 10) > 0)
-            lives[count++] = strtoull(argv[i], NULL, 10);
+        else if (threads && crowd_count < 16 && number > 0 && number <= MOST_THREADS)
+            crowds[crowd_count++] = (int)number;
+        else if (!threads && count < 16 && number > 0)
+            lives[count++] = number;
         else
             rounds = 0;
     }
     if (rounds < 1 || rounds > 100) {
-        fputs("usage: core_latency [--json] [--rounds 1..100] [LIVE...]\n", stderr);
+        fputs("usage: core_latency [--json] [--rounds 1..100] [LIVE...] "
+              "[--threads 1..64...]\n",
+              stderr);
         return 2;
     }
-    for (int l = 0; l < 2 * (count ? count : 2); l++)
-        if (!measure(lives[l / 2], l % 2, rounds, json)) {
-            fputs("core_latency: out of memory\n", stderr);
-            return 1;
-        }
-    return 0;
+    bool ok = true;
+    for (int l = 0; l < 2 * (count ? count : 2) && ok; l++)
+        ok = measure(lives[l / 2], l % 2, rounds, json);
+    for (int t = 0; t < crowd_count && ok; t++) ok = together(crowds[t], rounds, json);
+    if (!ok) fputs("core_latency: out of memory\n", stderr);
+    return !ok;
 }

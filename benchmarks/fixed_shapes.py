@@ -18,7 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import RESULT, ROOT, environment, machine
+from benchmarks.building import ROOT
+from benchmarks.contenders import environment
+from benchmarks.loops import RESULT
+from benchmarks.machine import machine
 
 KINDS = ("reserve", "create", "map", "access", "unmap", "release")
 BATCH, LENGTH, WORDS = 8, 512, 16384

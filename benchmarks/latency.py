@@ -1,157 +1,214 @@
-"""What one allocation costs: ``torch.empty(n, device="cuda")`` and its free, in one thread.
+"""What one allocation and its free cost, through torch and in the core alone.
 
-    python benchmarks/latency.py [--rounds 12] [--allocators native arena] [--json]
-
-Each round starts a process for every allocator, in a changing order, so that a machine that
-warms up or slows down does so for all of them. A process warms up, then times blocks of
-calls for each size and reports the median block. Printed: the median over the rounds in
-microseconds, its 95 % interval (of the median, by the rounds' order statistics), and the
-paired difference to native with its 95 % interval. The last line is one JSON object."""
+All contenders' processes are alive at once and take turns in rounds of a millisecond or so
+each, in an order drawn anew for each round, on one processor (but for the threads): what
+slows the machine down slows all. Time a call is the median over the rounds of a block of calls; the
+ratio to the floor, the plug-in that does nothing, is the median of the rounds' own ratios,
+with the bound that it stays below with 95 %. Percentiles are of single calls. A generation is
+a set of fresh processes: how a process happens to lie in memory makes a difference, too."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
+import random
 import statistics
 import subprocess
-import sys
 import time
-from math import comb
+from collections.abc import Sequence
 from typing import Any
 
-SIZES = (512, 1 << 20, 16 << 20)
-CALLS = 2000  # in a block
-BLOCKS = 60
+from .building import build_core
+from .comparing import ratio_bound
+from .machine import host
+from .progress import Progress
+from .store import Store
+from .turns import Failed, Player, close_all
+
+__all__ = ["CASES", "CONTENDERS", "run", "run_core"]
+
+CONTENDERS = ("floor", "native", "expandable", "async", "rmm_pool", "rmm_arena", "arena")
+SIZES = (512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
+CASES: tuple[tuple[str, int], ...] = (
+    *(("size", size) for size in SIZES),
+    *(("live", 10**n) for n in range(2, 6)),
+    *(("threads", 2**n) for n in range(4)),
+    *(("streams", n) for n in (1, 4, 16, 64)),
+)
+CALLS, EACH = 300, 150  # of a turn: in a block, and one by one
+LEAST = 12  # rounds of a case in a generation
 
 
-def measure(allocator: str) -> dict[str, float]:
-    """In a child: microseconds of an allocation and its free, by size."""
-    if allocator == "arena":
-        import torcharena
-
-        torcharena.enable()
-    import torch
-
-    device = torch.device("cuda")
-    found = {}
-    keep = [torch.empty(n, dtype=torch.uint8, device=device) for n in SIZES]
-    for size in SIZES:
-        for _ in range(CALLS):
-            torch.empty(size, dtype=torch.uint8, device=device)
-        times = []
-        for _ in range(BLOCKS):
-            start = time.perf_counter_ns()
-            for _ in range(CALLS):
-                torch.empty(size, dtype=torch.uint8, device=device)
-            times.append((time.perf_counter_ns() - start) / CALLS / 1000)
-        found[str(size)] = statistics.median(times)
-    del keep
-    return found
+def name_of(case: tuple[str, int]) -> str:
+    """``size 1 MiB``, ``live 100``."""
+    kind, n = case
+    return f"{kind} {size_text(n) if kind == 'size' else n}"
 
 
-def child(allocator: str) -> dict[str, float]:
-    environment = dict(os.environ)
-    environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    environment.pop("PYTORCH_ALLOC_CONF", None)
-    if allocator == "expandable":
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+def size_text(size: int) -> str:
+    """A power of two in its largest unit."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Figures:
+    """What a case has so far: by contender, the rounds of each generation, and single calls."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, list[list[float]]] = {}
+        self.each: dict[str, list[float]] = {}
+
+    def generation(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.blocks.setdefault(name, []).append([])
+            self.each.setdefault(name, [])
+
+    def add(self, name: str, answer: dict[str, Any]) -> None:
+        self.blocks[name][-1].append(answer["ns"])
+        self.each[name] += answer["each"]
+
+    def rows(self, case: tuple[str, int]) -> list[dict[str, Any]]:
+        """A row for each contender that has rounds."""
+        rows = []
+        floor = self.blocks.get("floor")
+        for name, generations in self.blocks.items():
+            found = [block for blocks in generations for block in blocks]
+            if not found:
+                continue
+            each = sorted(self.each[name])
+            row: dict[str, Any] = {
+                "group": "latency",
+                "case": name_of(case),
+                "contender": name,
+                "ns": statistics.median(found),
+                "p50": percentile(each, 0.5),
+                "p99": percentile(each, 0.99),
+                "p999": percentile(each, 0.999),
+                "rounds": len(found),
+                "generations": len(generations),
+            }
+            if floor and name != "floor":
+                row["ratio"], row["bound95"] = ratio_bound(generations, floor)
+            rows.append(row)
+        return rows
+
+
+def rounds(
+    players: list[Player], case: tuple[str, int], until: float, figures: Figures
+) -> None:
+    """Rounds of a case until the time given (of time.monotonic()), at least `LEAST`."""
+    kind, n = case
+    cpus = sorted(os.sched_getaffinity(0))
+    for player in players:
+        player.ask(do="prepare", kind=kind, n=n, cpu=cpus[-1], cpus=cpus)
+    draw = random.Random(n)
+    done = 0
+    while done < LEAST or time.monotonic() < until:
+        order = draw.sample(players, len(players))
+        for player in order:
+            figures.add(player.name, player.ask(do="run", calls=CALLS, each=EACH))
+        done += 1
+
+
+def run(
+    store: Store,
+    names: list[str],
+    *,
+    cases: Sequence[tuple[str, int]] = CASES,
+    seconds: float = 120,
+    generations: int = 2,
+    room: int = 4 << 30,
+) -> list[str]:
+    """Measures what the store lacks. Returns what went wrong, in words."""
+    cases = [
+        case
+        for case in cases
+        if not all(store.has("latency", name_of(case), n) for n in names)
+    ]
+    figures = {case: Figures() for case in cases}
+    wrong: list[str] = []
+    end = time.monotonic() + seconds
+    progress = Progress("latency", len(cases) * generations)
+    start = 15.0  # seconds until a set of processes stands ready
+    for generation in range(generations if cases else 0):
+        begin = time.monotonic()
+        players = [
+            Player(name, "benchmarks.latency_player", [name, str(room)]) for name in names
+        ]
+        try:
+            players, said = greeted(players, store)
+            wrong += said
+            start = time.monotonic() - begin
+            for number, case in enumerate(cases):
+                left = (generations - generation - 1) * len(cases) + len(cases) - number
+                spare = start * (generations - generation - 1)
+                slice_ = max(0.0, end - time.monotonic() - spare) / left
+                figures[case].generation([player.name for player in players])
+                try:
+                    rounds(players, case, time.monotonic() + slice_, figures[case])
+                except Failed as error:
+                    wrong.append(f"{name_of(case)}: {error}")
+                    # The others go on without it.
+                    lost = [p for p in players if p.name == error.name]
+                    players = [p for p in players if p.name != error.name]
+                    close_all(lost)
+                for row in figures[case].rows(case):
+                    store.put(row)
+                progress.step(name_of(case))
+        finally:
+            close_all(players)
+    progress.close()
+    return wrong
+
+
+def greeted(players: list[Player], store: Store) -> tuple[list[Player], list[str]]:
+    """Those that are ready, and what the others said."""
+    ready, wrong = [], []
+    for player in players:
+        try:
+            hello = player.hello()
+        except Failed as error:
+            wrong.append(str(error))
+            player.close()
+            continue
+        store.on(hello["machine"])
+        ready.append(player)
+    return ready, wrong
+
+
+# --- the core alone ----------------------------------------------------------------------
+
+
+def run_core(store: Store, *, rounds: int = 5, timeout: float = 300) -> list[str]:
+    """Times the core without torch, beside the C library's malloc and free. Returns what went
+    wrong, in words."""
+    if any(store.has("core", row["case"], "arena") for row in store.of("core")):
+        return []
+    try:
+        program = build_core()
+    except RuntimeError as error:
+        return [str(error)]
+    threads = [str(n) for n in (1, 2, 4, 8)]
+    command = [str(program), "--json", "--rounds", str(rounds), "--threads", *threads]
     done = subprocess.run(
-        [sys.executable, __file__, "--child", allocator],
-        capture_output=True,
-        text=True,
-        env=environment,
+        command, capture_output=True, text=True, timeout=timeout, check=False
     )
     if done.returncode != 0:
-        raise SystemExit(f"{allocator}: exit code {done.returncode}\n{done.stderr}")
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """A 95 % interval of the median, from order statistics; below six the range, which says
-    less."""
-    ordered = sorted(values)
-    n = len(ordered)
-    outside = 0.0
-    cut = 0
-    for k in range(n // 2):
-        outside += 2 * comb(n, k) / 2**n
-        if outside > 0.05:
-            break
-        cut = k
-    return ordered[cut], ordered[n - 1 - cut]
-
-
-def figures(values: list[float]) -> dict[str, float]:
-    low, high = interval(values)
-    return {"median": statistics.median(values), "low": low, "high": high}
-
-
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [
-                line.split(":", 1)[1].strip() for line in file if "model name" in line
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
-
-
-def machine() -> dict[str, Any]:
-    import torch
-
-    return {
-        "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": processor(),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else ""
-    )
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--allocators", nargs="+", default=["native", "arena"])
-    parser.add_argument("--json", action="store_true", help="the JSON line alone")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(measure(options.child)))
-        return
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in options.allocators}
-    for round_ in range(options.rounds):
-        shift = round_ % len(options.allocators)
-        for name in options.allocators[shift:] + options.allocators[:shift]:
-            rounds[name].append(child(name))
-    result: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "us": {}}
-    for size in map(str, SIZES):
-        result["us"][size] = {}
-        for name, answers in rounds.items():
-            row: dict[str, Any] = figures([answer[size] for answer in answers])
-            if "native" in rounds and name != "native":
-                pairs = zip(answers, rounds["native"], strict=True)
-                row["minus_native"] = figures([a[size] - b[size] for a, b in pairs])
-            result["us"][size][name] = row
-            if not options.json:
-                print(table_line(size, name, row))
-    print(json.dumps(result))
-
-
-def table_line(size: str, name: str, row: dict[str, Any]) -> str:
-    line = (
-        f"{int(size):>9} B  {name:<10} {row['median']:6.2f} us "
-        f"[{row['low']:.2f}, {row['high']:.2f}]"
-    )
-    if "minus_native" in row:
-        more = row["minus_native"]
-        line += f"  {more['median']:+.2f} us to native [{more['low']:+.2f}, {more['high']:+.2f}]"
-    return line
-
-
-if __name__ == "__main__":
-    main()
+        return [f"core: exit code {done.returncode}: {done.stderr.strip()}"]
+    store.on(host())
+    for line in done.stdout.splitlines():
+        found = json.loads(line)
+        case = (
+            f"{found['threads']} threads"
+            if "threads" in found
+            else f"{found['live']} live, {found['way']}"
+        )
+        store.put({"group": "core", "case": case, "contender": "arena", **found})
+    return []

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from .comparing import largest_difference, paired_ratio, spread, upper_bound
+from .contenders import environment
+from .machine import machine
 
 NAMES = ("gpt2_varlen", "bert_amp", "resnet50_multiscale", "llama_lora", "moe")
 ALLOCATORS = ("native", "expandable", "arena")
 # What a step may not do once it is warm, where its shapes are fixed.
 MAP_CALLS = ("create", "map", "access", "unmap", "release")
 RESULT = "RESULT "
-ROOT = Path(__file__).resolve().parent.parent
 GIB = float(1 << 30)
 
 
@@ -112,51 +111,7 @@ def driver_calls(allocator: str) -> dict[str, float]:
     return {"maps": stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0)}
 
 
-def machine() -> dict[str, Any]:
-    """Where this ran, and the versions."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    found: dict[str, Any] = {
-        "gpu": properties.name,
-        "gpu_bytes": properties.total_memory,
-        "simulated": "TORCHARENA_SIM_DIR" in os.environ,
-        "cpus": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "driver": None,
-    }
-    driver = getattr(torch._C, "_cuda_getDriverVersion", None)
-    if driver is not None:
-        found["driver"] = driver()
-    for module in ("torcharena", "transformers", "peft", "torchvision"):
-        loaded = sys.modules.get(module)
-        if loaded is not None:
-            found[module] = getattr(loaded, "__version__", None)
-    return found
-
-
 # --- in the parent -----------------------------------------------------------------------
-
-
-def environment(allocator: str) -> dict[str, str]:
-    """The child's: no setting of ours or of torch's allocator leaks in from outside."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-        and key not in ("TORCHARENA_ENABLE", "TORCHARENA_LIMIT", "TORCHARENA_RECORD")
-        and key not in ("TORCHARENA_PAGE", "TORCHARENA_SLACK", "TORCHARENA_FALLBACK")
-    }
-    if allocator == "expandable":
-        # The newer name alone is not read before torch 2.9, the older one still is by all.
-        kept["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    kept["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    return kept
 
 
 def run_child(name: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -50,8 +50,11 @@ def command(program: str) -> list[str]:
     return [script, *([variant] if variant else [])]
 
 
-def rehearse(program: str, allocator: str, timeout: str, gpu: str) -> dict[str, Any]:
-    """The rehearsal's object; ``error`` where there is none."""
+def rehearse(
+    program: str, allocator: str, timeout: str, gpu: str, ranks: int = 1
+) -> dict[str, Any]:
+    """The rehearsal's object; ``error`` where there is none. ``ranks``: processes of a node,
+    each on a GPU of its own; the worst is told of."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -60,6 +63,7 @@ def rehearse(program: str, allocator: str, timeout: str, gpu: str) -> dict[str, 
         [
             *(sys.executable, "-m", "torcharena.rehearsal", "--json", "--steps", "0"),
             *("--gpu", gpu, "--allocator", allocator, "--timeout", timeout),
+            *(() if ranks == 1 else ("--gpus", str(ranks), "--ranks", "all")),
             *command(program),
         ],
         env=environment,

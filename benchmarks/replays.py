@@ -10,27 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 from torcharena import traces
 
+from .machine import host
+
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "traces"
 RATIOS = (None, 1.05, 1.02, 1.01)
-
-
-def processor() -> str:
-    """The CPU's name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.machine()
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:
@@ -85,12 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows_of(path):
             rows.append(row)
             print(line(row), flush=True)
-    machine = {
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
+    machine = host()
     print(f"{machine['processor']}, {machine['cpus']} CPUs; the device is simulated")
     if options.out:
         for row in rows:

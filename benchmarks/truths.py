@@ -34,7 +34,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .loops import ALLOCATORS, NAMES, environment
+from .contenders import environment
+from .loops import ALLOCATORS, NAMES
 from .rehearsals import TRUTH, command
 
 __all__ = ["ALONE", "PROGRAMS", "merge", "order", "whole"]

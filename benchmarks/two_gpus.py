@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,8 +25,11 @@ from typing import Any
 if __name__ == "__mp_main__":  # a spawned rank: the file's folder is all that it knows
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.building import ROOT
 from benchmarks.comparing import largest_difference, spread
-from benchmarks.loops import ALLOCATORS, GIB, ROOT, environment
+from benchmarks.contenders import environment
+from benchmarks.loops import ALLOCATORS, GIB
+from benchmarks.runs import NVLS, free_port, ranks_environment, wait_all
 
 WAYS = ("ddp", "fully_shard")
 LAUNCHERS = ("plain", "torchrun", "spawn")
@@ -114,29 +116,11 @@ def rank_main(way: str, allocator: str, steps: int, folder: str) -> None:
 
 def spawned(rank: int, port: int, arguments: tuple[str, str, int, str]) -> None:
     """A rank that torch.multiprocessing started."""
-    os.environ.update(ranks_environment(port, rank))
+    os.environ.update(ranks_environment(RANKS, port, rank))
     rank_main(*arguments)
 
 
 # --- in the parent -----------------------------------------------------------------------
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def ranks_environment(port: int, rank: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
 def commands(
     launcher: str, arguments: list[str], port: int
 ) -> list[tuple[list[str], dict[str, str]]]:
@@ -148,7 +132,7 @@ def commands(
     if launcher == "spawn":
         return [([sys.executable, *module, "--spawn", str(port)], {})]
     return [
-        ([sys.executable, *module], ranks_environment(port, rank))
+        ([sys.executable, *module], ranks_environment(RANKS, port, rank))
         for rank in range(RANKS)
     ]
 
@@ -160,9 +144,9 @@ def run_ranks(
     ``error`` where it did not end well."""
     inherited = environment(allocator)
     for name, value in (
+        NVLS,
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
         ("OMP_NUM_THREADS", "1"),
-        ("NCCL_NVLS_ENABLE", "0"),  # multicast: not every host has it set up
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     ):
         inherited.setdefault(name, value)
@@ -203,28 +187,6 @@ def run_ranks(
     elif wrong:
         run["error"] = f"the books do not balance: {wrong[0]}"
     return run
-
-
-def wait_all(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:
-    """Waits for all. Where one fails, or time is up (True), the others are ended."""
-    deadline = time.monotonic() + timeout
-    late = False
-    while any(process.poll() is None for process in processes):
-        late = time.monotonic() > deadline
-        if late or any(process.returncode for process in processes):
-            time.sleep(0 if late else 3)  # the others may have something to say
-            for process in processes:
-                if process.poll() is None:
-                    process.terminate()
-            for process in processes:
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            break
-        time.sleep(0.05)
-    return late
 
 
 def compare(way: str, runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

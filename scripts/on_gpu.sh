@@ -3,18 +3,23 @@
 #
 #   scripts/on_gpu.sh FOLDER [--parts tests,latency,fixed,loops] [--repeat N] [--loops a,b]
 #                            [--programs a,b] [--again] [--seconds S] [--python PYTHON]
+#                            [--bench 'ARGUMENTS'] [--have FILE]
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), two (two GPUs: its tests and its table; needs two), truth (what
+# loops, N runs of each), tracking (what `track` costs them), two (two GPUs: its tests and its table; needs two), truth (what
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
-# of all --again). Default: the first four. All of it ends within S seconds (550): a part gets
+# of all --again), bench (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
+# without ARGUMENTS: the core and the latencies, then the packing of the programs written for
+# it). Default: the first four. All of it ends within S seconds (550): a part gets
 # at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
 # the two-GPU machine, and for the truth that rehearsals are held against:
 #
 #   scripts/on_gpu.sh FOLDER --parts two
 #   scripts/on_gpu.sh FOLDER --parts truth
 #   python -m benchmarks.truths --merge FOLDER/truth.jsonl      (anywhere, afterwards)
+#   scripts/on_gpu.sh FOLDER --parts bench
+#   scripts/on_gpu.sh FOLDER --parts bench --bench 'caps --programs moe' --have bench.json
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +28,7 @@ usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 folder=$1
 shift
 parts=tests,latency,fixed,loops repeat=1 loops= programs= again= seconds=550 python=python3
+bench= have=
 while (($#)); do
     if [[ $1 == --again ]]; then
         again=--again
@@ -35,6 +41,8 @@ while (($#)); do
         --repeat) repeat=$2 ;;
         --loops) loops=$2 ;;
         --programs) programs=$2 ;;
+        --bench) bench=$2 ;;
+        --have) have=$2 ;;
         --seconds) seconds=$2 ;;
         --python) python=$2 ;;
         *) usage ;;
@@ -72,7 +80,7 @@ part() {
 part install 180 "$python" -m pip install --no-build-isolation --no-deps --quiet .
 ((status == 0)) || exit 1
 # The installed package, not the source tree, is what is tested.
-export PYTHONPATH=$PWD
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$python" - >"$folder/machine.txt" 2>&1 <<'END'
 import platform, torch, torcharena
 print(platform.platform(), "python", platform.python_version())
@@ -94,9 +102,23 @@ for name in ${parts//,/ }; do
             tail -n 12 "$folder/tests.log"
             ;;
         latency)
-            part latency 150 "$python" benchmarks/latency.py --rounds 6
-            tail -n 1 "$folder/latency.log" >"$folder/latency.json"
-            head -n -1 "$folder/latency.log" | tail -n 12
+            part latency 150 "$python" -m benchmarks latency --only floor,native,arena \
+                --cases size --seconds 90 --out "$folder/latency.json"
+            cat "$folder/latency.log"
+            ;;
+        bench)
+            [[ -z $have ]] || cp "$have" "$folder/bench.json"
+            measure=("$python" -m benchmarks --out "$folder/bench.json")
+            if [[ -n $bench ]]; then
+                read -ra arguments <<<"$bench"
+                part bench "$((seconds - SECONDS))" "${measure[@]}" \
+                    --seconds "$((seconds - SECONDS - 40))" "${arguments[@]}"
+            else
+                part bench_latency 190 "${measure[@]}" core latency --seconds 150
+                part bench_packing 230 "${measure[@]}" packing --programs new --jobs 4 \
+                    --timeout 100 --seconds 200
+            fi
+            cat "$folder"/bench*.log
             ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
@@ -107,6 +129,11 @@ for name in ${parts//,/ }; do
             part loops 520 "$python" -m benchmarks.loops --repeat "$repeat" --timeout 120 \
                 ${loops:+--loops "$loops"} --out "$folder/loops.json"
             tail -n 20 "$folder/loops.log"
+            ;;
+        tracking)
+            part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
+                ${loops:+--loops "$loops"} --out "$folder/tracking.json"
+            tail -n 20 "$folder/tracking.log"
             ;;
         two)
             tests two_tests 280 -s tests/gpu/test_two_gpus.py \

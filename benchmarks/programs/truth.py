@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 
 # Words that tell this run from others of the same program: a loop's name.
 variant = ""
+# Called at the end of each step by programs without an optimizer.
+watchers: list[Callable[[], None]] = []
 # Whose version may change what a program asks for.
 LIBRARIES = (
     "torchvision",
@@ -25,6 +28,12 @@ LIBRARIES = (
     "accelerate",
     "torch_geometric",
 )
+
+
+def step() -> None:
+    """A step of the program's own has ended."""
+    for watcher in watchers:
+        watcher()
 
 
 @atexit.register

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "place.h"
+
 #define CHUNK_ENTRIES 1024u
 
 typedef struct chunk chunk;
@@ -96,6 +98,7 @@ static void observe(void *context, const ta_event_info *event)
         .stream = event->stream,
         .kind = (uint16_t)event->kind,
         .device = (uint16_t)event->device,
+        .stack = event->kind == TA_EVENT_ALLOC ? ta_place_now().stack : 0,
     };
     pthread_mutex_lock(&h->mutex);
     h->seen++;

@@ -16,6 +16,7 @@ typedef struct ta_history_entry {
     ta_stream stream;
     uint16_t kind; /* ta_event_kind */
     uint16_t device;
+    uint16_t stack; /* of an allocation, where lines are told: place.h */
 } ta_history_entry;
 
 typedef struct ta_history_counts {

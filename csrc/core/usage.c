@@ -9,7 +9,7 @@
  * later counts at the peak too. Refusals are such moments as well. Under a device's mutex:
  *     live = sum of sizes in the table;  phases[p].live = the same, of phase p
  *     moment.bytes = sum of sizes in the table with born <= moment.at  +  those in its gone
- *     live <= peak.bytes
+ *     live <= peak.bytes;  guesses = entries of the table that are guessed
  * The timeline is of the same events: usage_timeline.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "usage.h"
@@ -22,6 +22,8 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "count.h"
+#include "place.h"
 #include "usage_blocks.h"
 #include "usage_timeline.h"
 
@@ -34,7 +36,7 @@ typedef struct phase_counts {
 typedef struct gone_block {
     uint64_t size;
     uint32_t step;
-    uint16_t phase;
+    uint16_t phase, module, stack;
     uint8_t category;
 } gone_block;
 
@@ -50,11 +52,18 @@ typedef struct device_usage {
     pthread_mutex_t mutex;
     ta_usage_table table;
     uint64_t live, events, lost;
+    uint64_t told_at;    /* events when all categories were told */
+    uint64_t guessed_at; /* or those of backward guessed */
+    size_t guesses;      /* entries of the table that are guessed */
     moment moments[TA_USAGE_MOMENTS];
     uint64_t page_moves, waits; /* of the device, counted to phases already */
     double wait_us;
-    phase_counts *phases; /* TA_USAGE_PHASES of them, where used */
+    phase_counts *phases;     /* TA_USAGE_PHASES of them, where used */
+    ta_usage_module *modules; /* TA_USAGE_MODULES of them, where one was told */
     ta_timeline timeline;
+    double read_us;  /* the clock, when it was last read */
+    uint64_t tick;   /* and the coarse one */
+    uint32_t unread; /* events since then */
 } device_usage;
 
 typedef struct phase_name {
@@ -72,6 +81,8 @@ struct ta_usage {
     double begin_us;
     _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
     _Atomic uint32_t step;
+    _Atomic uint64_t unused;
+    _Atomic int devices;   /* those from here on are not used: a step's calls skip them */
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -91,6 +102,11 @@ static _Atomic uint64_t generations;
 
 static bool child(const ta_usage *u) { return getpid() != u->owner; }
 
+static int devices_of(const ta_usage *u)
+{
+    return atomic_load_explicit(&u->devices, memory_order_acquire);
+}
+
 static uint32_t phase_now(const ta_usage *u)
 {
     if (own.depth && !own.leads && own.generation == u->generation) return own.phase;
@@ -105,29 +121,57 @@ static ta_category counts_as(const ta_usage *u, uint32_t category, uint32_t phas
     return u->phase[phase].activations ? TA_CATEGORY_ACTIVATION : TA_CATEGORY_OTHER;
 }
 
-/* Until now the device's state was the timeline's. */
-static void pass(const ta_usage *u, device_usage *d)
+/* Reading the clock is what costs most of an event: of events close together (within a tick
+ * of the coarse clock, some milliseconds) a few take the time of the one before. */
+#define UNREAD 8u
+static double roughly_now(device_usage *d)
 {
-    ta_timeline_pass(&d->timeline, ta_now_us() - u->begin_us);
+    const uint64_t tick = ta_tick();
+    if (tick != d->tick || ++d->unread >= UNREAD) {
+        d->tick = tick;
+        d->unread = 0;
+        d->read_us = ta_now_us();
+    }
+    return d->read_us;
+}
+
+/* Until now the device's state was the timeline's. */
+static void pass_at(const ta_usage *u, device_usage *d, double us)
+{
+    ta_timeline_pass(&d->timeline, us - u->begin_us);
     d->timeline.now.phase = atomic_load_explicit(&u->leading, memory_order_relaxed);
     d->timeline.now.step = atomic_load_explicit(&u->step, memory_order_relaxed);
+}
+
+static void pass(const ta_usage *u, device_usage *d)
+{
+    d->tick = ta_tick();
+    d->unread = 0;
+    d->read_us = ta_now_us();
+    pass_at(u, d, d->read_us);
 }
 
 static void changed(const ta_usage *u, device_usage *d, const ta_usage_entry *e,
                     bool more)
 {
-    pass(u, d);
+    pass_at(u, d, roughly_now(d));
     ta_timeline_change(&d->timeline, counts_as(u, e->category, e->phase),
                        more ? (int64_t)e->size : -(int64_t)e->size, d->events);
 }
 
 /* --- events ---------------------------------------------------------------------------- */
-static bool ready(device_usage *d)
+static bool ready(ta_usage *u, device_usage *d)
 {
-    if (!d->phases) d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
-    if (d->phases && !ta_timeline_begin(&d->timeline)) return false;
-    if (d->phases) atomic_store_explicit(&d->used, true, memory_order_release);
-    return d->phases != NULL;
+    if (d->phases) return true;
+    if (!ta_timeline_begin(&d->timeline)) return false;
+    d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
+    if (!d->phases) return false;
+    atomic_store_explicit(&d->used, true, memory_order_release);
+    const int end = (int)(d - u->device) + 1;
+    int devices = atomic_load(&u->devices);
+    while (devices < end && !atomic_compare_exchange_weak(&u->devices, &devices, end)) {
+    }
+    return true;
 }
 
 static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
@@ -144,8 +188,22 @@ static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
     m->gone_count = 0;
 }
 
+/* Where it is counted; one that has no room for its counts is none. */
+static void count_module(device_usage *d, ta_usage_entry *e)
+{
+    if (e->module >= TA_USAGE_MODULES) e->module = 0;
+    if (e->module && !d->modules)
+        d->modules = calloc(TA_USAGE_MODULES, sizeof *d->modules);
+    if (!d->modules) {
+        e->module = 0;
+        return;
+    }
+    d->modules[e->module].allocs++;
+    d->modules[e->module].bytes += e->size;
+}
+
 static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested,
-                 uint32_t phase)
+                 uint32_t phase, ta_place place)
 {
     ta_usage_entry entry = {
         .addr = addr,
@@ -153,8 +211,11 @@ static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested
         .born = ++d->events,
         .step = atomic_load_explicit(&u->step, memory_order_relaxed),
         .phase = (uint16_t)phase,
+        .module = place.module,
+        .stack = place.stack,
     };
-    if (!ready(d) || !ta_usage_table_add(&d->table, &entry)) {
+    count_module(d, &entry);
+    if (!ready(u, d) || !ta_usage_table_add(&d->table, &entry)) {
         d->lost++;
         return;
     }
@@ -184,7 +245,11 @@ static void remember(const ta_usage *u, device_usage *d, moment *m,
         m->gone = larger;
         m->gone_room = room;
     }
-    m->gone[m->gone_count++] = (gone_block){e->size, e->step, e->phase, e->category};
+    /* A gradient does not die in the backward after its own: it is added to. */
+    const bool none = e->guessed && phase_now(u) == e->phase;
+    const uint8_t category = none ? TA_CATEGORY_UNKNOWN : e->category;
+    m->gone[m->gone_count++] =
+        (gone_block){e->size, e->step, e->phase, e->module, e->stack, category};
 }
 
 static void died(const ta_usage *u, device_usage *d, uint64_t addr)
@@ -196,6 +261,7 @@ static void died(const ta_usage *u, device_usage *d, uint64_t addr)
     d->events++;
     d->live -= gone.size;
     d->phases[gone.phase].live -= gone.size;
+    d->guesses -= gone.guessed;
     for (int i = 0; i < TA_USAGE_MOMENTS; i++)
         if (gone.born <= d->moments[i].at) remember(u, d, &d->moments[i], &gone);
     changed(u, d, &gone, false);
@@ -219,10 +285,12 @@ static void observe(void *context, const ta_event_info *event)
         !of_pages)
         return;
     device_usage *d = &u->device[event->device];
-    uint32_t phase = phase_now(u);
+    const uint32_t phase = phase_now(u);
+    const ta_place place =
+        kind == TA_EVENT_ALLOC ? ta_place_now() : (ta_place){.module = 0, .stack = 0};
     pthread_mutex_lock(&d->mutex);
     if (kind == TA_EVENT_ALLOC)
-        born(u, d, event->addr, event->size, phase);
+        born(u, d, event->addr, event->size, phase, place);
     else if (kind == TA_EVENT_FREE)
         died(u, d, event->addr);
     else if (kind == TA_EVENT_OOM)
@@ -251,7 +319,8 @@ static void visit_block(void *context, const ta_block_info *block)
     if (block->state != TA_BLOCK_LIVE) return;
     pthread_mutex_lock(&d->mutex);
     if (!ta_usage_table_find(&d->table, block->addr))
-        born(w->usage, d, block->addr, block->requested, 0);
+        born(w->usage, d, block->addr, block->requested, 0,
+             (ta_place){.module = 0, .stack = 0});
     pthread_mutex_unlock(&d->mutex);
 }
 
@@ -278,13 +347,13 @@ ta_status ta_usage_create(ta_usage **usage)
 }
 
 /* What the device's numbers say now has been counted. */
-static void seen(const ta_usage *u, device_usage *d, const ta_stats *stats)
+static void seen(const ta_usage *u, device_usage *d, const ta_page_counts *stats)
 {
     d->page_moves = stats->page_moves;
     d->waits = stats->waits;
     d->wait_us = stats->wait_us;
     pass(u, d);
-    ta_timeline_reserve(&d->timeline, stats->reserved.current);
+    ta_timeline_reserve(&d->timeline, stats->reserved);
 }
 
 ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
@@ -298,10 +367,27 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
     ta_visit(allocator, -1, &visitor);
     for (int i = 0; i < TA_MAX_DEVICES; i++) { /* what was before belongs to no phase */
         device_usage *d = &u->device[i];
-        ta_stats stats;
-        if (ta_get_stats(allocator, i, &stats)) continue;
+        ta_page_counts stats;
+        if (ta_get_page_counts(allocator, i, &stats)) continue;
         pthread_mutex_lock(&d->mutex);
         seen(u, d, &stats);
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return TA_OK;
+}
+
+ta_status ta_usage_unwatch(ta_usage *u)
+{
+    if (child(u)) return TA_FORKED;
+    if (!u->allocator) return TA_OK;
+    ta_remove_observer(u->allocator, observe, u);
+    u->allocator = NULL;
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        device_usage *d = &u->device[i];
+        pthread_mutex_lock(&d->mutex);
+        /* A removal moves blocks that follow, never to before their slot. */
+        for (size_t s = 0; s < d->table.room; s++)
+            while (d->table.slots[s].addr) died(u, d, d->table.slots[s].addr);
         pthread_mutex_unlock(&d->mutex);
     }
     return TA_OK;
@@ -316,6 +402,7 @@ ta_status ta_usage_destroy(ta_usage *u)
         free(u->device[i].table.slots);
         for (int k = 0; k < TA_USAGE_MOMENTS; k++) free(u->device[i].moments[k].gone);
         free(u->device[i].phases);
+        free(u->device[i].modules);
         ta_timeline_end(&u->device[i].timeline);
     }
     pthread_mutex_destroy(&u->names);
@@ -360,11 +447,11 @@ static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
  * that are mapped and unmapped, while some are kept ready. */
 static void charge(ta_usage *u, uint32_t phase)
 {
-    for (int i = 0; u->allocator && i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; u->allocator && i < devices_of(u); i++) {
         device_usage *d = &u->device[i];
-        ta_stats stats;
+        ta_page_counts stats;
         if (!atomic_load_explicit(&d->used, memory_order_acquire) ||
-            ta_get_stats(u->allocator, i, &stats))
+            ta_get_page_counts(u->allocator, i, &stats))
             continue;
         pthread_mutex_lock(&d->mutex);
         phase_counts *p = &d->phases[phase];
@@ -405,7 +492,7 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
     if (child(u) || own.generation != u->generation || !own.depth) return;
     double us = ta_now_us() - span->begin_us;
     const bool led = own.leads;
-    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; i < devices_of(u); i++) {
         device_usage *d = &u->device[i];
         if (!atomic_load_explicit(&d->used, memory_order_acquire)) continue;
         pthread_mutex_lock(&d->mutex);
@@ -445,6 +532,22 @@ void ta_usage_step(ta_usage *u)
     if (!child(u)) atomic_fetch_add(&u->step, 1);
 }
 
+void ta_usage_unused(ta_usage *u, uint64_t bytes)
+{
+    if (!child(u)) atomic_store(&u->unused, bytes);
+}
+
+/* The timeline is settled by the caller. */
+static void set_category(const ta_usage *u, device_usage *d, ta_usage_entry *e,
+                         ta_category category, bool guessed)
+{
+    ta_timeline_tell(&d->timeline, e->born, e->size, counts_as(u, e->category, e->phase),
+                     counts_as(u, category, e->phase));
+    d->guesses = d->guesses + guessed - e->guessed;
+    e->category = (uint8_t)category;
+    e->guessed = guessed;
+}
+
 size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, size_t count,
                              ta_category category)
 {
@@ -455,13 +558,87 @@ size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, siz
     for (size_t i = 0; i < count; i++) {
         ta_usage_entry *e = ta_usage_table_find(&d->table, addrs[i]);
         if (!e) continue;
-        ta_timeline_tell(&d->timeline, e->born, e->size,
-                         counts_as(u, e->category, e->phase),
-                         counts_as(u, category, e->phase));
-        e->category = (uint8_t)category;
+        set_category(u, d, e, category, false);
         found++;
     }
     ta_timeline_settle(&d->timeline);
+    pthread_mutex_unlock(&d->mutex);
+    return found;
+}
+
+/* The device where something was allocated, its mutex taken; NULL elsewhere. */
+static device_usage *used(ta_usage *u, int device)
+{
+    device_usage *d = &u->device[device];
+    if (!atomic_load_explicit(&d->used, memory_order_acquire)) return NULL;
+    pthread_mutex_lock(&d->mutex);
+    return d;
+}
+
+bool ta_usage_due(ta_usage *u)
+{
+    bool due = false;
+    for (int i = 0; !child(u) && !due && i < devices_of(u); i++) {
+        device_usage *d = used(u, i);
+        if (!d) continue;
+        due = d->moments[TA_USAGE_PEAK].at > d->told_at;
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return due;
+}
+
+static void guess(const ta_usage *u, device_usage *d, uint32_t phase)
+{
+    for (size_t i = 0; i < d->table.room; i++) {
+        ta_usage_entry *e = &d->table.slots[i];
+        if (e->addr && e->born > d->guessed_at && e->phase == phase &&
+            e->category == TA_CATEGORY_UNKNOWN)
+            set_category(u, d, e, TA_CATEGORY_GRADIENT, true);
+    }
+    d->guessed_at = d->events;
+}
+
+bool ta_usage_backward_ends(ta_usage *u, const ta_usage_span *span)
+{
+    if (child(u)) return false;
+    if (ta_usage_due(u)) return true;
+    for (int i = 0; i < devices_of(u); i++) {
+        device_usage *d = used(u, i);
+        if (!d) continue;
+        guess(u, d, span->phase);
+        ta_timeline_settle(&d->timeline);
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return false;
+}
+
+void ta_usage_told(ta_usage *u)
+{
+    for (int i = 0; !child(u) && i < devices_of(u); i++) {
+        device_usage *d = used(u, i);
+        if (!d) continue;
+        for (size_t k = 0; d->guesses && k < d->table.room; k++)
+            if (d->table.slots[k].guessed)
+                set_category(u, d, &d->table.slots[k], TA_CATEGORY_UNKNOWN, false);
+        ta_timeline_settle(&d->timeline);
+        d->told_at = d->guessed_at = d->events;
+        pthread_mutex_unlock(&d->mutex);
+    }
+}
+
+size_t ta_usage_set_modules(ta_usage *u, int device, const uint64_t *addrs,
+                            const uint16_t *modules, size_t count)
+{
+    size_t found = 0;
+    if (child(u) || device < 0 || device >= TA_MAX_DEVICES) return 0;
+    device_usage *d = &u->device[device];
+    pthread_mutex_lock(&d->mutex);
+    for (size_t i = 0; i < count; i++) {
+        ta_usage_entry *e = ta_usage_table_find(&d->table, addrs[i]);
+        if (!e || modules[i] >= TA_USAGE_MODULES) continue;
+        e->module = modules[i];
+        found++;
+    }
     pthread_mutex_unlock(&d->mutex);
     return found;
 }
@@ -484,8 +661,10 @@ void ta_usage_look(ta_usage *u, int device, ta_usage_counts *counts)
         .now_us = ta_now_us() - u->begin_us,
         .step = atomic_load(&u->step),
         .lost = d->lost,
+        .unused_bytes = atomic_load(&u->unused),
         .bytes = sizeof *u + TA_USAGE_PHASES * sizeof *u->phase +
                  (d->phases ? TA_USAGE_PHASES * sizeof *d->phases : 0) +
+                 (d->modules ? TA_USAGE_MODULES * sizeof *d->modules : 0) +
                  d->table.room * sizeof *d->table.slots + ta_timeline_bytes(&d->timeline),
     };
     for (int i = 0; i < TA_USAGE_MOMENTS; i++) {
@@ -547,17 +726,30 @@ size_t ta_usage_blocks(ta_usage *u, int device, ta_usage_moment which,
         const ta_usage_entry *e = &d->table.slots[i];
         if (!e->addr || (m && e->born > m->at)) continue;
         if (count++ < capacity)
-            blocks[count - 1] =
-                (ta_usage_block){e->addr, e->size, e->step, e->phase, e->category};
+            blocks[count - 1] = (ta_usage_block){
+                e->addr, e->size, e->step, e->phase, e->module, e->stack, e->category};
     }
     for (size_t i = 0; m && i < m->gone_count; i++) {
         const gone_block *g = &m->gone[i];
         if (count++ < capacity)
-            blocks[count - 1] =
-                (ta_usage_block){0, g->size, g->step, g->phase, g->category};
+            blocks[count - 1] = (ta_usage_block){
+                0, g->size, g->step, g->phase, g->module, g->stack, g->category};
     }
     pthread_mutex_unlock(&d->mutex);
     return count;
+}
+
+size_t ta_usage_modules(ta_usage *u, int device, ta_usage_module *modules,
+                        size_t capacity)
+{
+    device_usage *d = looked_at(u, device);
+    if (!d) return 0;
+    pthread_mutex_lock(&d->mutex);
+    const bool told = d->modules != NULL;
+    for (size_t i = 0; told && i < TA_USAGE_MODULES && i < capacity; i++)
+        modules[i] = d->modules[i];
+    pthread_mutex_unlock(&d->mutex);
+    return told ? TA_USAGE_MODULES : 0;
 }
 
 size_t ta_usage_timeline(ta_usage *u, int device, ta_usage_sample *samples,
@@ -596,11 +788,18 @@ static bool check_device(const ta_usage *u, const device_usage *d, char *text,
                          size_t capacity)
 {
     uint64_t live = 0, of[TA_USAGE_PHASES] = {0};
+    size_t guesses = 0;
     for (size_t i = 0; i < d->table.room; i++) {
         const ta_usage_entry *e = &d->table.slots[i];
         if (!e->addr) continue;
         live += e->size;
         of[e->phase] += e->size;
+        guesses += e->guessed;
+    }
+    if (guesses != d->guesses) {
+        snprintf(text, capacity, "usage: guesses %zu, in the table %zu", d->guesses,
+                 guesses);
+        return false;
     }
     if (live != d->live || live > d->moments[TA_USAGE_PEAK].when.bytes) {
         snprintf(text, capacity, "usage: live %llu, in the table %llu, peak %llu",

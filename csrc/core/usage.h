@@ -8,6 +8,9 @@
  * The thread that enters a phase while nobody is in one leads until it has left: allocations
  * of threads that are in no phase of their own, autograd's above all, count to the leader's.
  *
+ * Where modules and lines are told (place.h), a block remembers where it was allocated. Their
+ * numbers are the caller's. A block that is told a module counts to that one for the past too.
+ *
  * Bytes are those that were asked for. Thread-safe; in a forked child nothing is done. */
 #ifndef TA_USAGE_H
 #define TA_USAGE_H
@@ -27,14 +30,18 @@ typedef enum ta_category {
     TA_CATEGORIES = 7
 } ta_category;
 
-#define TA_USAGE_PHASES 1024u /* more names than these count to the phase around them */
-#define TA_USAGE_NAME 64u     /* bytes of a name that are kept, the ending zero too */
+#define TA_USAGE_PHASES 1024u  /* more names than these count to the phase around them */
+#define TA_USAGE_MODULES 8192u /* those with a larger number count to no module */
+#define TA_USAGE_NAME 64u      /* bytes of a name that are kept, the ending zero too */
 
 /* Phases can be entered at once; nothing is counted yet. */
 ta_status ta_usage_create(ta_usage **usage);
 /* Begins to count, once; blocks that live already belong to phase 0, which has no name.
  * TA_INVALID: too many observers. */
 ta_status ta_usage_watch(ta_usage *usage, ta_allocator *allocator);
+/* Counts nothing more, until it watches again: to the counts all blocks are freed. No other
+ * call may be under way but allocations. */
+ta_status ta_usage_unwatch(ta_usage *usage);
 /* Before the allocator is destroyed; no other call may be under way. */
 ta_status ta_usage_destroy(ta_usage *usage);
 
@@ -55,6 +62,26 @@ void ta_usage_step(ta_usage *usage);
 /* Of the live blocks that start at `addrs`; returns how many there were. */
 size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,
                              size_t count, ta_category category);
+
+/* To tell every gradient takes a walk over all parameters. So the end of most backward passes
+ * is told by this: what the phase of `span` allocated since the last such call, nobody freed
+ * and no category was told of is taken to be a gradient. True where that is not good enough,
+ * since a peak is newer than the last telling: nothing is guessed, tell all now. */
+bool ta_usage_backward_ends(ta_usage *usage, const ta_usage_span *span);
+/* Whether a peak is newer than the last telling. */
+bool ta_usage_due(ta_usage *usage);
+/* All categories have just been told: guesses that were not told are none. */
+void ta_usage_told(ta_usage *usage);
+
+/* Likewise; `modules` are as many. */
+size_t ta_usage_set_modules(ta_usage *usage, int device, const uint64_t *addrs,
+                            const uint16_t *modules, size_t count);
+
+/* Bytes that autograd graphs hold which are known never to run backward. */
+void ta_usage_unused(ta_usage *usage, uint64_t bytes);
+/* After a refusal: what the live blocks held then, and what would have saved most. Nothing
+ * where no block was told to be a parameter. Returns the length that snprintf would. */
+int ta_usage_oom_text(ta_usage *usage, int device, char *text, size_t capacity);
 
 /* Moments whose blocks are known until the next of the kind. */
 typedef enum ta_usage_moment {
@@ -77,8 +104,9 @@ typedef struct ta_usage_counts {
     double now_us;   /* since the start */
     uint64_t step;
     ta_usage_when when[TA_USAGE_MOMENTS];
-    uint64_t lost;  /* blocks not counted, for want of host memory */
-    uint64_t bytes; /* of host memory that all this takes */
+    uint64_t lost;         /* blocks not counted, for want of host memory */
+    uint64_t bytes;        /* of host memory that all this takes */
+    uint64_t unused_bytes; /* as ta_usage_unused was told */
 } ta_usage_counts;
 void ta_usage_look(ta_usage *usage, int device, ta_usage_counts *counts);
 /* The highest from now on. */
@@ -111,12 +139,21 @@ typedef struct ta_usage_block {
     uint64_t size;
     uint64_t step;
     uint32_t phase;
+    uint16_t module, stack;
     uint8_t category;
 } ta_usage_block;
 /* The blocks that live now, or lived at a moment; at most `capacity`, in no order. Returns how
  * many there are. */
 size_t ta_usage_blocks(ta_usage *usage, int device, ta_usage_moment moment,
                        ta_usage_block *blocks, size_t capacity);
+
+typedef struct ta_usage_module {
+    uint64_t allocs, bytes; /* allocated in it, not in modules inside it */
+} ta_usage_module;
+/* Of the modules 0, 1, ..., at most `capacity`; 0 is what no module allocated since the first
+ * one did. Returns TA_USAGE_MODULES, or 0 where no module allocated anything. */
+size_t ta_usage_modules(ta_usage *usage, int device, ta_usage_module *modules,
+                        size_t capacity);
 
 #define TA_USAGE_SAMPLES 2048u
 

@@ -10,8 +10,9 @@ typedef struct ta_usage_entry {
     uint64_t addr, size;
     uint64_t born; /* events on the device when it was allocated, itself included */
     uint32_t step;
-    uint16_t phase;
+    uint16_t phase, module, stack;
     uint8_t category;
+    bool guessed; /* the category, see ta_usage_backward_ends */
 } ta_usage_entry;
 
 /* Open addressing, a power of two, at most 3/4 full; a slot of address 0 is empty. */

@@ -112,8 +112,7 @@ struct ta_sim {
 
     ta_sim_reservation *reservations; /* by address */
     size_t reservation_count, reservation_capacity;
-    uint64_t next_address; /* no_backing */
-    uint64_t reserved;     /* bytes of addresses */
+    uint64_t reserved; /* bytes of addresses */
     ta_sim_handle *handles;
     uint32_t handle_count, handle_capacity;
     uint32_t *free_handles;
@@ -160,7 +159,8 @@ bool ta_sim_accessible(ta_sim *sim, int device, uint64_t addr, uint64_t size);
 /* --- sim_pages.c: real memory. False: the system has none --------------------- */
 bool ta_sim_pages_create(ta_sim *sim);
 void ta_sim_pages_destroy(ta_sim *sim);
-uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t size, uint64_t align); /* 0: none */
+/* At `wish`, an aligned address, unless something else is there; 0: none. */
+uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t wish, uint64_t size, uint64_t align);
 void ta_sim_pages_unreserve(ta_sim *sim, uint64_t addr, uint64_t size);
 bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, uint64_t offset);
 bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size);

@@ -4,7 +4,7 @@
  * twice, so that pages made in a row and mapped in a row share one mapping of the kernel
  * (Linux allows 65,530). A range is shut (PROT_NONE) until access is set and after unmap.
  * Forked children do not get the mappings. Called by sim_memory.c under the machine's
- * lock; with no_backing addresses are counted and nothing else is done. */
+ * lock; with no_backing addresses are numbers and nothing is done. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,12 +12,9 @@
 
 #include "sim_internal.h"
 
-#define NO_BACKING_BASE ((uint64_t)1 << 44)
-
 bool ta_sim_pages_create(ta_sim *sim)
 {
     sim->memfd = -1;
-    sim->next_address = NO_BACKING_BASE;
     if (sim->config.no_backing) return true;
     sim->memfd = memfd_create("torcharena-sim", MFD_CLOEXEC);
     /* Sparse: only what is touched takes memory. */
@@ -36,17 +33,16 @@ static void *shut_range(void *at, uint64_t size, int fixed)
                 -1, 0);
 }
 
-uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t size, uint64_t align)
+uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t wish, uint64_t size, uint64_t align)
 {
-    if (sim->config.no_backing) {
-        uint64_t at = (sim->next_address + align - 1) & ~(align - 1);
-        if (at < sim->next_address || size > UINT64_MAX / 2 - at) return 0;
-        /* A gap, so that running over an end is noticed. */
-        sim->next_address = at + size + TA_SIM_GRANULARITY;
-        return at;
-    }
+    if (sim->config.no_backing) return size > UINT64_MAX / 2 - wish ? 0 : wish;
     if (size > (uint64_t)1 << 47 || align > (uint64_t)1 << 46) return 0;
-    uint8_t *got = shut_range(NULL, size + align, 0);
+    uint8_t *got = shut_range((void *)(uintptr_t)wish, size, 0);
+    if (got == MAP_FAILED) return 0;
+    if (((uint64_t)(uintptr_t)got & (align - 1)) == 0) return (uint64_t)(uintptr_t)got;
+    /* Something else is there, and the kernel's choice is not aligned. */
+    munmap(got, size);
+    got = shut_range(NULL, size + align, 0);
     if (got == MAP_FAILED) return 0;
     uint64_t at = ((uint64_t)(uintptr_t)got + align - 1) & ~(align - 1);
     uint64_t before = at - (uint64_t)(uintptr_t)got, after = align - before;

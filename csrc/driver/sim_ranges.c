@@ -9,6 +9,9 @@
 
 #include "sim_memory.h"
 
+/* Away from where Linux puts programs and their libraries. */
+#define FIRST_ADDRESS ((uint64_t)1 << 45)
+
 /* Index of the first reservation that ends above addr. */
 static size_t reservation_index(const ta_sim *sim, uint64_t addr)
 {
@@ -38,6 +41,25 @@ ta_sim_reservation *ta_sim_holder(ta_sim *sim, uint64_t addr, uint64_t size)
     return r && size && size <= r->addr + r->size - addr ? r : NULL;
 }
 
+static uint64_t aligned_up(uint64_t at, uint64_t align)
+{
+    return (at + align - 1) & ~(align - 1);
+}
+
+/* The lowest address where the range fits, as a GPU's driver gives them: the allocator
+ * prefers low addresses among equals, so what it reserves hangs on their order. Gaps between
+ * ranges have running over an end noticed. */
+static uint64_t lowest(const ta_sim *sim, uint64_t size, uint64_t align)
+{
+    uint64_t at = aligned_up(FIRST_ADDRESS, align);
+    for (size_t i = reservation_index(sim, at); i < sim->reservation_count; i++) {
+        const ta_sim_reservation *r = &sim->reservations[i];
+        if (r->addr > at && r->addr - at > size) break;
+        at = aligned_up(r->addr + r->size + TA_SIM_GRANULARITY, align);
+    }
+    return at;
+}
+
 ta_status ta_sim_add_reservation(ta_sim *sim, uint64_t size, uint64_t align,
                                  uint64_t *addr)
 {
@@ -51,7 +73,7 @@ ta_status ta_sim_add_reservation(ta_sim *sim, uint64_t size, uint64_t align,
     }
     ta_sim_slot *slots = calloc(size / TA_SIM_GRANULARITY, sizeof *slots);
     if (!slots) return TA_NO_HOST_MEMORY;
-    uint64_t at = ta_sim_pages_reserve(sim, size, align);
+    uint64_t at = ta_sim_pages_reserve(sim, lowest(sim, size, align), size, align);
     if (!at) {
         free(slots);
         return TA_OUT_OF_MEMORY;

@@ -124,13 +124,13 @@ static PyObject *event_object(const ta_history_entry *e)
     const char *kind =
         e->kind < sizeof kinds / sizeof kinds[0] ? kinds[e->kind] : "unknown";
     /* For a refusal the address is the number of bytes that were free. */
-    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:L}", "kind", kind, "device",
+    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:L,s:i}", "kind", kind, "device",
                          (int)e->device, "address", (unsigned long long)e->addr, "size",
                          (unsigned long long)e->size, "serial",
                          (unsigned long long)e->serial, "stream",
                          (unsigned long long)(uintptr_t)e->stream, "free",
                          (unsigned long long)(e->kind == TA_EVENT_OOM ? e->addr : 0),
-                         "time_us", (long long)e->time_us);
+                         "time_us", (long long)e->time_us, "stack", (int)e->stack);
 }
 
 /* The events, in memory of our own; *count of them. NULL with *count > 0: no memory. */
@@ -166,6 +166,21 @@ PyObject *ta_py_history(PyObject *self, PyObject *args)
     }
     free(entries);
     return list;
+}
+
+/* history_seen() -> int: events since it began or was cleared */
+PyObject *ta_py_history_seen(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    ta_history_counts counts;
+    memset(&counts, 0, sizeof counts);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
+    if (history != NULL) ta_history_look(history, &counts);
+    pthread_mutex_unlock(&lock);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(counts.seen);
 }
 
 /* --- replays --------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "../core/usage.h"
+#include "../torch/process.h"
 
 static ta_usage *usage;
 static bool watching;
@@ -28,7 +29,20 @@ PyObject *ta_py_usage_watch(PyObject *self, PyObject *args)
     if (watching) Py_RETURN_NONE;
     ta_status status = ta_usage_watch(usage, allocator);
     watching = status == TA_OK;
+    if (watching) ta_process_count(usage);
     return ta_none_or_raise(status == TA_FORKED ? TA_OK : status);
+}
+
+PyObject *ta_py_usage_unwatch(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    if (usage != NULL && watching) {
+        watching = false;
+        ta_process_count(NULL);
+        ta_usage_unwatch(usage);
+    }
+    Py_RETURN_NONE;
 }
 
 PyObject *ta_py_usage_enter(PyObject *self, PyObject *args)
@@ -41,18 +55,25 @@ PyObject *ta_py_usage_enter(PyObject *self, PyObject *args)
     return PyBytes_FromStringAndSize((const char *)&span, sizeof span);
 }
 
+/* False with an exception for what usage_enter did not give. */
+static bool span_of(PyObject *args, const char *format, ta_usage_span *span)
+{
+    const char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (!PyArg_ParseTuple(args, format, &bytes, &length)) return false;
+    if (usage == NULL || length != (Py_ssize_t)sizeof *span) {
+        PyErr_SetString(PyExc_ValueError, "a span that usage_enter did not give");
+        return false;
+    }
+    memcpy(span, bytes, sizeof *span);
+    return true;
+}
+
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args)
 {
     (void)self;
-    const char *bytes = NULL;
-    Py_ssize_t length = 0;
     ta_usage_span span;
-    if (!PyArg_ParseTuple(args, "y#:usage_leave", &bytes, &length)) return NULL;
-    if (usage == NULL || length != (Py_ssize_t)sizeof span) {
-        PyErr_SetString(PyExc_ValueError, "usage_leave: not what usage_enter gave");
-        return NULL;
-    }
-    memcpy(&span, bytes, sizeof span);
+    if (!span_of(args, "y#:usage_leave", &span)) return NULL;
     ta_usage_leave(usage, &span);
     Py_RETURN_NONE;
 }
@@ -73,6 +94,41 @@ PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
     (void)args;
     if (needed() == NULL) return NULL;
     ta_usage_step(usage);
+    Py_RETURN_NONE;
+}
+
+/* usage_backward_ends(bytes of usage_enter) -> bool */
+PyObject *ta_py_usage_backward_ends(PyObject *self, PyObject *args)
+{
+    (void)self;
+    ta_usage_span span;
+    if (!span_of(args, "y#:usage_backward_ends", &span)) return NULL;
+    return PyBool_FromLong(ta_usage_backward_ends(usage, &span));
+}
+
+PyObject *ta_py_usage_due(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(usage != NULL && ta_usage_due(usage));
+}
+
+PyObject *ta_py_usage_told(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    if (usage != NULL) ta_usage_told(usage);
+    Py_RETURN_NONE;
+}
+
+/* usage_unused(bytes) */
+PyObject *ta_py_usage_unused(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned long long bytes = 0;
+    if (!PyArg_ParseTuple(args, "K:usage_unused", &bytes) || needed() == NULL)
+        return NULL;
+    ta_usage_unused(usage, bytes);
     Py_RETURN_NONE;
 }
 
@@ -99,6 +155,62 @@ PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args)
         found = ta_usage_set_category(usage, device, addrs, count, (ta_category)category);
     free(addrs);
     return PyErr_Occurred() ? NULL : PyLong_FromSize_t(found);
+}
+
+/* usage_set_modules(device, addresses, modules) */
+PyObject *ta_py_usage_set_modules(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0;
+    PyObject *list = NULL, *numbers = NULL;
+    if (!PyArg_ParseTuple(args, "iO!O!:usage_set_modules", &device, &PyList_Type, &list,
+                          &PyList_Type, &numbers) ||
+        needed() == NULL)
+        return NULL;
+    size_t count = (size_t)PyList_Size(list), found = 0;
+    if (count != (size_t)PyList_Size(numbers)) {
+        PyErr_SetString(PyExc_ValueError, "usage_set_modules: two lengths");
+        return NULL;
+    }
+    uint64_t *addrs = malloc((count ? count : 1) * sizeof *addrs);
+    uint16_t *modules = malloc((count ? count : 1) * sizeof *modules);
+    for (size_t i = 0; addrs != NULL && modules != NULL && i < count; i++) {
+        addrs[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(list, (Py_ssize_t)i));
+        modules[i] =
+            (uint16_t)PyLong_AsUnsignedLong(PyList_GetItem(numbers, (Py_ssize_t)i));
+    }
+    if (addrs == NULL || modules == NULL)
+        PyErr_NoMemory();
+    else if (PyErr_Occurred() == NULL)
+        found = ta_usage_set_modules(usage, device, addrs, modules, count);
+    free(addrs);
+    free(modules);
+    return PyErr_Occurred() ? NULL : PyLong_FromSize_t(found);
+}
+
+/* usage_modules(device) -> {module: (allocations, bytes)} of those that allocated */
+PyObject *ta_py_usage_modules(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int device = 0;
+    if (!PyArg_ParseTuple(args, "i:usage_modules", &device) || needed() == NULL)
+        return NULL;
+    ta_usage_module *modules = malloc(TA_USAGE_MODULES * sizeof *modules);
+    if (modules == NULL) return PyErr_NoMemory();
+    size_t count = ta_usage_modules(usage, device, modules, TA_USAGE_MODULES);
+    PyObject *found = PyDict_New();
+    for (size_t i = 0; found != NULL && i < count; i++) {
+        if (!modules[i].allocs) continue;
+        PyObject *key = PyLong_FromSize_t(i);
+        PyObject *pair = Py_BuildValue("(KK)", (unsigned long long)modules[i].allocs,
+                                       (unsigned long long)modules[i].bytes);
+        if (key == NULL || pair == NULL || PyDict_SetItem(found, key, pair) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(key);
+        Py_XDECREF(pair);
+    }
+    free(modules);
+    return found;
 }
 
 static PyObject *when_object(const ta_usage_when *w)
@@ -179,8 +291,9 @@ PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args)
     for (size_t i = 0; list != NULL && i < count; i++) {
         const ta_usage_block *b = &blocks[i];
         PyObject *block = Py_BuildValue(
-            "(KKKIi)", (unsigned long long)b->addr, (unsigned long long)b->size,
-            (unsigned long long)b->step, (unsigned int)b->phase, (int)b->category);
+            "(KKKIiii)", (unsigned long long)b->addr, (unsigned long long)b->size,
+            (unsigned long long)b->step, (unsigned int)b->phase, (int)b->category,
+            (int)b->module, (int)b->stack);
         if (block == NULL || PyList_SetItem(list, (Py_ssize_t)i, block) < 0)
             Py_CLEAR(list);
     }

@@ -253,7 +253,11 @@ static int finalize_twin(descriptor *d)
         if (result != DNN_OK) return result;
         real->set(d->twin, DEVICE_JSON, TYPE_CHAR, length, json);
     }
-    return real->finalize(d->twin);
+    int result = real->finalize(d->twin);
+    const ta_sc_machine *m = ta_sc_machine_get();
+    if (result == DNN_OK && d->type == DEVICE && m)
+        ta_sc_tell_gpcs(d->twin, &m->card, m->driver_version);
+    return result;
 }
 
 static int get_twin(const descriptor *d, int name, int type, int64_t wanted,

@@ -72,9 +72,12 @@ static bool describe(void)
     size_t length =
         m ? ta_sc_describe_card(&m->card, m->driver_version, json, sizeof json) : 0;
     if (!length || real.create(DEVICE, &real.device) != DNN_OK) return false;
-    return real.set(real.device, DEVICE_JSON, TYPE_CHAR, (int64_t)length + 1, json) ==
-               DNN_OK &&
-           real.finalize(real.device) == DNN_OK;
+    if (real.set(real.device, DEVICE_JSON, TYPE_CHAR, (int64_t)length + 1, json) !=
+            DNN_OK ||
+        real.finalize(real.device) != DNN_OK)
+        return false;
+    ta_sc_tell_gpcs(real.device, &m->card, m->driver_version);
+    return true;
 }
 
 static void load(void)

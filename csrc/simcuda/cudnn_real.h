@@ -24,6 +24,10 @@ const ta_sc_real_dnn *ta_sc_real_dnn_get(void);
 size_t ta_sc_describe_card(const ta_sc_card *card, int driver_version, char *text,
                            size_t size);
 
+/* Puts the card's GPCs into a finalized description of it (cudnn_gpcs.c). False where the
+ * library does not keep them, or not where they were looked for. */
+bool ta_sc_tell_gpcs(void *device, const ta_sc_card *card, int driver_version);
+
 /* Gives a library of cuDNN a cuBLASLt that needs no GPU (cudnn_redirect.c). */
 bool ta_sc_redirect_blas(void *library);
 

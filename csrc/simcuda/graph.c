@@ -33,6 +33,7 @@ int ta_sc_capture_mode(int *mode)
     if (*mode < 0 || *mode > 2) return TA_CU_INVALID;
     int old = thread_mode;
     thread_mode = *mode;
+    ta_sim_thread_capture_mode(*mode); /* the machine judges by it too */
     *mode = old;
     return TA_CU_OK;
 }

@@ -5,6 +5,7 @@
  * reports nothing: what is wrong with an address there was wrong before. */
 #include <stdio.h>
 
+#include "../core/usage.h"
 #include "../driver/cuda.h"
 #include "process.h"
 #include "torch.h"
@@ -32,7 +33,10 @@ __attribute__((noinline, cold)) static void *fail(size_t size, int device,
 {
     if (status == TA_OUT_OF_MEMORY) {
         char text[OOM_TEXT];
-        ta_oom_text(oom, text, sizeof text);
+        int length = ta_oom_text(oom, text, sizeof text);
+        ta_usage *usage = ta_process_usage();
+        if (usage != NULL && length > 0 && (size_t)length < sizeof text)
+            ta_usage_oom_text(usage, device, text + length, sizeof text - (size_t)length);
         ta_throw_out_of_memory(text);
     } else if (status == TA_FORKED) {
         ta_throw_error(

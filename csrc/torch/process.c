@@ -21,6 +21,11 @@ ta_allocator *ta_process_allocator(void)
     return atomic_load_explicit(&current, memory_order_acquire);
 }
 
+static _Atomic(struct ta_usage *) counting;
+
+void ta_process_count(struct ta_usage *usage) { atomic_store(&counting, usage); }
+struct ta_usage *ta_process_usage(void) { return atomic_load(&counting); }
+
 bool ta_process_forked(void)
 {
     ta_allocator *allocator = ta_process_allocator();

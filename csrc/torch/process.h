@@ -11,6 +11,10 @@
 ta_status ta_process_create(const ta_config *config);
 /* NULL before ta_process_create. */
 TA_API ta_allocator *ta_process_allocator(void);
+/* What counts who uses what, for the text of refusals; it lives as long as the process. */
+struct ta_usage;
+void ta_process_count(struct ta_usage *usage);
+struct ta_usage *ta_process_usage(void); /* NULL: nothing counts */
 /* True in a child that was forked from the process whose memory the allocator manages. */
 bool ta_process_forked(void);
 

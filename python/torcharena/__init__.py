@@ -21,12 +21,15 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .batch_sizes import BatchSize
+    from .batches import find_batch_size
     from .integrations.figures import tqdm_postfix
+    from .lines import stacks
     from .notebook import Watch, watch
     from .offload_optimizers import offload_optimizer, onload_optimizer
     from .offload_saved import offload_activations
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
-    from .rehearsal.api import find_batch_size, is_rehearsal, rehearse
+    from .rehearsal.api import is_rehearsal, rehearse
     from .reporting import Report, report
     from .snapshots import snapshot
     from .timelines import Timeline, timeline
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchSize",
     "Limit",
     "Limits",
     "Recording",
@@ -68,6 +72,7 @@ __all__ = [
     "set_limit",
     "sleep",
     "snapshot",
+    "stacks",
     "step",
     "timeline",
     "tqdm_postfix",
@@ -78,11 +83,12 @@ __all__ = [
 
 # Imported when first used.
 _LATE = {
+    "BatchSize": "batch_sizes",
     "Report": "reporting",
     "Timeline": "timelines",
     "Tracking": "tracking",
     "Watch": "notebook",
-    "find_batch_size": "rehearsal.api",
+    "find_batch_size": "batches",
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",
     "is_rehearsal": "rehearsal.api",
@@ -93,6 +99,7 @@ _LATE = {
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",
+    "stacks": "lines",
     "timeline": "timelines",
     "tqdm_postfix": "integrations.figures",
     "track": "tracking",

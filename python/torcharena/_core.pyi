@@ -183,6 +183,7 @@ class Event(TypedDict):
     stream: int
     free: int  # kind oom: bytes that were free
     time_us: int  # since 1970
+    stack: int
 
 class When(TypedDict):
     bytes: int  # live then; 0: there was no such moment
@@ -217,6 +218,7 @@ class Phase(TypedDict):
     activations: bool  # what blocks of it are that no category was told of; else other
 
 Sample = tuple[int, int, int, int, tuple[int, ...]]
+UsedBlock = tuple[int, int, int, int, int, int, int]
 
 # --- creating, and what torch needs to know ---------------------------------------------
 def create(
@@ -341,6 +343,9 @@ def snapshot(device: int = -1, /) -> list[Segment]: ...
 def usage_watch() -> None:
     """Counts from now on; what lives already belongs to phase 0. Again: nothing."""
 
+def usage_unwatch() -> None:
+    """Counts nothing more, until `usage_watch`: allocations cost as before."""
+
 def usage_enter(name: str, /) -> bytes:
     """Enters a phase inside the present one; the answer is for `usage_leave`."""
 
@@ -349,13 +354,25 @@ def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
 def usage_step() -> None: ...
+def usage_backward_ends(span: bytes, /) -> bool:
+    """What the phase left is taken to be gradients; True: it is not, tell all instead."""
+
+def usage_due() -> bool:
+    """Whether a peak is newer than `usage_told`."""
+
+def usage_told() -> None:
+    """All categories were told: a guess that was not confirmed is none."""
+
+def usage_unused(bytes: int, /) -> None:
+    """Bytes of autograd graphs that will not run backward, for the text of refusals."""
+
 def usage_set_category(device: int, addresses: list[int], category: int, /) -> int:
     """Of live blocks that start there; how many did. Raises ValueError for a category."""
 
 def usage_look(device: int, /) -> Usage: ...
 def usage_phases(device: int, /) -> list[Phase]: ...
-def usage_blocks(device: int, moment: int, /) -> list[tuple[int, int, int, int, int]]:
-    """(address, size, step, phase, category) of what lived at the peak (0), at the last refusal
+def usage_blocks(device: int, moment: int, /) -> list[UsedBlock]:
+    """(address, size, step, phase, category, module, stack) of what lived at the peak (0), at the last refusal
     (1), or lives now (2); address 0: freed since."""
 
 def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
@@ -363,6 +380,33 @@ def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
     at its highest moment, the most reserved, the leading phase, step, bytes by category."""
 
 def usage_check() -> str | None: ...
+def usage_set_modules(device: int, addresses: list[int], modules: list[int], /) -> int:
+    """Of live blocks that start there; how many did."""
+
+def usage_modules(device: int, /) -> dict[int, tuple[int, int]]:
+    """(allocations, bytes allocated) in each module that allocated, by its number; 0 is none.
+    Empty where no module allocated."""
+
+# --- where: modules and lines ---------------------------------------------------------------
+def place_enter(module: int, outermost: bool = False, /) -> None:
+    """This thread is in the module, by its number, until it leaves it."""
+
+def place_leave(module: int, /) -> None: ...
+def place_at(stack: int, /) -> None:
+    """This thread is at these lines, by their number; 0: at none that are known."""
+
+def place_begin() -> None:
+    """Blocks remember from now on where they are allocated; until as many `place_end`."""
+
+def place_end() -> None: ...
+def place_now() -> tuple[int, int]:
+    """(module, stack) that this thread's allocations count to."""
+
+def place_runs(module: int, stack: int, grads: object = None, /) -> None:
+    """A node of autograd's graph runs on this thread that was made there."""
+
+def place_over() -> None:
+    """Another forward or backward pass begins: nothing runs any more."""
 
 # --- recordings and replays ----------------------------------------------------------------
 def mark(text: str, /) -> None: ...
@@ -377,6 +421,9 @@ def history_start(limit: int, /) -> None:
     """Keeps the newest ``limit`` events; while it runs, sets the limit anew."""
 
 def history_stop() -> None: ...
+def history_seen() -> int:
+    """Events since it began, or was cleared; 0 where there is none."""
+
 def history() -> list[Event]: ...
 def replay(
     text: bytes,

@@ -163,7 +163,7 @@ def _held(index: int, name: str) -> dict[str, int]:
     blocks = library.usage_blocks(index, NOW)
     paths = paths_of(library.usage_phases(index))
     sums: dict[str, int] = {}
-    for _, size, _, phase, category in blocks:
+    for _, size, _, phase, category, *_ in blocks:
         path = paths[phase]
         if path == name or path.startswith(f"{name}/"):
             kind = category_of(category, path)

@@ -314,8 +314,7 @@ class _Pass:
     @property
     def stash(self) -> int:
         """Bytes whose copies out may be under way while the device's are still held."""
-        most = self.mover.budget or self.plan.bytes
-        return max(2 * self.largest, most // 16)
+        return max(2 * self.largest, max(self.plan.bytes, self.sent) // 16)
 
     @property
     def margin(self) -> int:

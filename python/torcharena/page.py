@@ -21,6 +21,7 @@ from .pictures import (
     seconds_text,
     timeline_svg,
 )
+from .reporting_text import module_title, unused_graphs
 from .sizes import format_size
 from .timelines import ORDER, narrowed, squeezed
 
@@ -54,7 +55,9 @@ def page(data: dict[str, Any]) -> str:
         _section("The device now", _memory(data)),
         "</div>",
         _section("Phases", _phases(data)),
+        _section("Modules", _modules(data)),
         _section("Largest at the peak", _holders(peak)),
+        _section("Autograd graphs that were never run backward", _unused(data)),
         '<div class="columns">',
         _section("Growth from step to step", _growth(data)),
         _section("What would save most then, at most", _remedies(data)),
@@ -92,7 +95,8 @@ def compact(data: dict[str, Any]) -> str:
     parts.append(
         '<details style="margin:.5em 0"><summary style="cursor:pointer">categories, phases, '
         "largest holders, growth, device</summary>"
-        f"{_categories(data)}{_phases(data)}{_holders(data['peak'])}{_growth(data)}"
+        f"{_categories(data)}{_phases(data)}{_modules(data)}{_holders(data['peak'])}"
+        f"{_growth(data)}{_unused(data)}"
         f"{_remedies(data)}{_memory(data)}</details></div>"
     )
     return "".join(parts)
@@ -276,12 +280,81 @@ def _phases(data: dict[str, Any]) -> str:
     return _table(heads, rows, 1) + note if rows else ""
 
 
+def _modules(data: dict[str, Any]) -> str:
+    """A row for the modules of one kind, which opens to show each of them."""
+    found = data.get("modules") or []
+    if not found:
+        return ""
+    whole = max(1, data["peak"]["bytes"])
+    most = max(1, *(row["peak"] for row in found))
+
+    def cells(row: dict[str, Any], name: str) -> str:
+        share = 100 * row["peak"] / whole
+        drawn = (
+            f'<span style="display:inline-block;height:.7em;border-radius:2px;opacity:.75;'
+            f"background:{COLOURS['activation']};"
+            f'width:{max(0.1, 8 * row["peak"] / most):.2f}em"></span>'
+        )
+        values = (
+            format_size(row["peak"]),
+            f"{share:.1f} %",
+            drawn,
+            format_size(row["now"]),
+            format_size(row["allocated"]),
+            f"{row['allocations']:,}",
+        )
+        body = "".join(
+            f'<td style="text-align:{"left" if value is drawn else "right"};'
+            f'padding:.15em .7em">{value}</td>'
+            for value in values
+        )
+        return (
+            f'<tr><td style="padding:.15em .7em;text-align:left">{name}</td>{body}</tr>'
+        )
+
+    lines = []
+    for row in found:
+        title = escape(module_title(row))
+        if row["each"]:
+            inside = "".join(
+                f'<div style="padding-left:1.2em;opacity:.8">{escape(one["module"])}: '
+                f"{format_size(one['peak'])}, allocated {format_size(one['allocated'])}</div>"
+                for one in sorted(row["each"], key=lambda one: -one["peak"])
+            )
+            title = (
+                f'<details><summary style="cursor:pointer">{title}</summary>{inside}'
+                "</details>"
+            )
+        lines.append(cells(row, title))
+    heads = ("module", "at the peak", "of all", "", "now", "allocated", "allocations")
+    head = "".join(
+        f'<th style="text-align:{"right" if i and title else "left"};padding:.15em .7em">'
+        f"{title}</th>"
+        for i, title in enumerate(heads)
+    )
+    return (
+        '<div class="scroll"><table style="border-collapse:collapse;font:13px system-ui,'
+        f'sans-serif;font-variant-numeric:tabular-nums"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _where(row: dict[str, Any], between: str = ", ") -> str:
+    """Where a row was allocated, as far as it was told: phase, module, line."""
+    parts = [_title(row["phase"])]
+    if row.get("module"):
+        parts.append(f"<b>{escape(row['module'])}</b>")
+    if row.get("place"):
+        parts.append(f"<code>{escape(row['place'])}</code>")
+    return between.join(parts)
+
+
 def _holders(peak: dict[str, Any]) -> str:
     rows = [
         (
             _dot(COLOURS.get(row["category"], COLOURS["other"]))
             + escape(row["category"]),
-            _title(row["phase"]),
+            _where(row),
             format_size(row["bytes"]),
             f"{row['blocks']:,} × {format_size(row['size'])}",
             f"{100 * row['bytes'] / max(1, peak['bytes']):.1f} %",
@@ -301,13 +374,24 @@ def _growth(data: dict[str, Any]) -> str:
         (
             _dot(COLOURS.get(row["category"], COLOURS["other"]))
             + escape(row["category"]),
-            _title(row["phase"]),
+            _where(row, "<br>"),
             f"{format_size(row['bytes_per_step'])} a step",
             f"mostly {format_size(row['size'])} each",
         )
         for row in data["growth"]
     ]
     return _table(("category", "allocated in", "grows by", "blocks"), rows, 2)
+
+
+def _unused(data: dict[str, Any]) -> str:
+    rows = data.get("unused_graphs")
+    if not rows:
+        return ""
+    said = "".join(f"<li>{escape(unused_graphs(row))}</li>" for row in rows)
+    return (
+        f"<ul>{said}</ul><p>What backward would need was kept for nothing: "
+        "<code>with torch.no_grad():</code> around them keeps none.</p>"
+    )
 
 
 def _refusal(moment: dict[str, Any]) -> str:

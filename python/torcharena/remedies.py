@@ -12,9 +12,10 @@ __all__ = ["remedies"]
 _LEAST = 0.01  # of the peak; less is not worth a line
 
 
-def remedies(moment: dict[str, Any]) -> list[dict[str, Any]]:
+def remedies(moment: dict[str, Any], unused: int = 0) -> list[dict[str, Any]]:
     """``what`` to do, ``bytes`` that it would save at most, and ``how``; the most first.
-    ``moment`` is a report's peak or its out_of_memory."""
+    ``moment`` is a report's peak or its out_of_memory; ``unused``: bytes that graphs which
+    never run backward held then."""
     of = moment["categories"]
     activations = of.get("activation", 0)
     state = of.get("optimizer state", 0)
@@ -27,6 +28,11 @@ def remedies(moment: dict[str, Any]) -> list[dict[str, Any]]:
         and row["blocks"] > 1
     )
     found = [
+        (
+            "evaluate under torch.no_grad()",
+            unused,
+            "these passes keep what backward would need, and it never runs",
+        ),
         (
             "checkpoint the repeated blocks",
             forward,

@@ -9,12 +9,14 @@ import collections
 import json
 import os
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import address_map, phases, timelines, tracking
+from . import address_map, lines, modules, phases, timelines, tracking
 from .caps import device_memory
+from .graphs import rows_of
 from .loading import core
 from .remedies import remedies
 from .reporting_text import comparison, table
@@ -97,8 +99,9 @@ def report(device: DeviceLike = None) -> Report:
     needs_enabled("report")
     needs_cuda()
     phases.start()
+    tracking.tell_all()
     for one in tracking.trackings():
-        one.tell()
+        one.tell_modules()
     index = device_index(device)
     library = core()
     look = library.usage_look(index)
@@ -106,16 +109,27 @@ def report(device: DeviceLike = None) -> Report:
     paths = paths_of(named)
     now = library.usage_blocks(index, NOW)
     held = _groups(now, paths)
+    peak = library.usage_blocks(index, _PEAK)
     stats = library.stats(index)
+    graphs = [one.graphs for one in tracking.trackings()]
+    unused = rows_of(graphs)
     return Report(
         {
             "torcharena_report": VERSION,
             "device": index,
             "seconds": look["now_us"] / 1e6,
             "steps": look["step"],
-            "peak": _moment(look["peak"], library.usage_blocks(index, _PEAK), paths),
+            "peak": _moment(
+                look["peak"],
+                peak,
+                paths,
+                sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
+            ),
             "out_of_memory": _moment(
-                look["out_of_memory"], library.usage_blocks(index, _OOM), paths
+                look["out_of_memory"],
+                library.usage_blocks(index, _OOM),
+                paths,
+                sum(row["alive_bytes"] for row in unused),
             )
             if look["out_of_memory"]["requested"]
             else None,
@@ -133,7 +147,10 @@ def report(device: DeviceLike = None) -> Report:
                 for number in _order(named)
                 if named[number]["allocs"] or named[number]["entries"]
             ],
+            "modules": modules.rows(index, peak, now),
+            "stacks": lines.recorded(),
             "growth": _growth(now, paths, look["step"]),
+            "unused_graphs": unused,
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -145,9 +162,14 @@ def report(device: DeviceLike = None) -> Report:
 
 
 def _moment(
-    when: Any, blocks: list[tuple[int, int, int, int, int]], paths: list[str]
+    when: Any, blocks: modules.Blocks, paths: list[str], unused: int = 0
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
+    together: Groups = {}  # whichever module or line: what the remedies are told from
+    for key, (count, size) in groups.items():
+        alike = (key[0], key[1], key[2], "", "")
+        had = together.get(alike, (0, 0))
+        together[alike] = (had[0] + count, had[1] + size)
     moment = {
         "bytes": when["bytes"],
         "requested": when["requested"],
@@ -158,7 +180,8 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
-    return {**moment, "remedies": remedies(moment)}
+    found = remedies({**moment, "holders": _largest(together)}, unused)
+    return {**moment, "remedies": found}
 
 
 # --- phases ------------------------------------------------------------------------------
@@ -217,18 +240,24 @@ def category_of(number: int, path: str) -> str:
     return "activation"
 
 
-Groups = dict[
-    tuple[str, str, int], tuple[int, int]
-]  # phase, category, size: count, bytes
+# phase, category, size, module (folded), place: count, bytes
+Groups = dict[tuple[str, str, int, str, str], tuple[int, int]]
 
 
-def _groups(blocks: list[tuple[int, int, int, int, int]], paths: list[str]) -> Groups:
-    counts: dict[tuple[int, int, int], int] = collections.Counter(
-        (phase, category, size) for _, size, _, phase, category in blocks
+def _groups(blocks: modules.Blocks, paths: list[str]) -> Groups:
+    counts = collections.Counter(
+        (phase, category, size, module, stack)
+        for _, size, _, phase, category, module, stack in blocks
     )
     groups: Groups = {}
-    for (phase, category, size), count in counts.items():
-        key = (paths[phase], category_of(category, paths[phase]), size)
+    for (phase, category, size, module, stack), count in counts.items():
+        key = (
+            paths[phase],
+            category_of(category, paths[phase]),
+            size,
+            modules.folded(module),
+            lines.place_of(stack),
+        )
         had = groups.get(key, (0, 0))
         groups[key] = (had[0] + count, had[1] + count * size)
     return groups
@@ -251,39 +280,58 @@ def _largest(groups: Groups) -> list[dict[str, Any]]:
             "size": size,
             "blocks": count,
             "bytes": total,
+            **_where(module, place),
         }
-        for (phase, category, size), (count, total) in ranked
+        for (phase, category, size, module, place), (count, total) in ranked
     ]
 
 
-def _growth(
-    blocks: list[tuple[int, int, int, int, int]], paths: list[str], step: int
-) -> list[dict[str, Any]]:
-    """Groups of one phase and category that each of many steps added to and nothing freed.
+def _where(module: str, place: str) -> dict[str, str]:
+    """Of a row: the module and the place, where they are known."""
+    return {
+        **({"module": module} if module else {}),
+        **({"place": place} if place else {}),
+    }
+
+
+def _growth(blocks: modules.Blocks, paths: list[str], step: int) -> list[dict[str, Any]]:
+    """Groups of one phase, category, module and place that each of many steps added to and nothing freed.
     The step under way, and what lives on for one step, say nothing."""
     last = range(max(1, step - STEADY), step - 1)
-    left: dict[tuple[str, str], dict[int, int]] = collections.defaultdict(dict)
-    sizes: dict[tuple[str, str], collections.Counter[int]] = collections.defaultdict(
-        collections.Counter
-    )
-    for _, size, born, phase, category in blocks:
+    left: dict[tuple[str, ...], dict[int, int]] = collections.defaultdict(dict)
+    sizes: dict[tuple[str, ...], set[tuple[int, int]]] = collections.defaultdict(set)
+    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
+    for _, size, born, phase, category, module, stack in blocks:
         if born in last:
-            key = (paths[phase], category_of(category, paths[phase]))
+            key = (
+                paths[phase],
+                category_of(category, paths[phase]),
+                modules.folded(module),
+                lines.place_of(stack),
+            )
             left[key][born] = left[key].get(born, 0) + size
-            sizes[key][size] += 1
+            sizes[key].add((born, size))
+            counts[key] += 1
     found = [
         {
-            "phase": phase,
-            "category": category,
-            "bytes_per_step": sum(by_step.values()) // len(last),
+            "phase": key[0],
+            "category": key[1],
+            "bytes_per_step": int(statistics.median(by_step.values())),
             "steps": len(by_step),
-            "blocks": sum(sizes[phase, category].values()),
-            "size": sizes[phase, category].most_common(1)[0][0],
+            "blocks": counts[key],
+            "size": _most_steps_left(sizes[key]),
+            **_where(key[2], key[3]),
         }
-        for (phase, category), by_step in left.items()
+        for key, by_step in left.items()
         if len(by_step) >= max(_FEWEST, len(last) // 2)
     ]
     return sorted(found, key=lambda row: -row["bytes_per_step"])
+
+
+def _most_steps_left(born_and_size: set[tuple[int, int]]) -> int:
+    """The size, the larger of two, of which most steps left a block."""
+    steps = collections.Counter(size for _, size in born_and_size)
+    return max(steps, key=lambda size: (steps[size], size))
 
 
 # --- the device's bytes --------------------------------------------------------------------

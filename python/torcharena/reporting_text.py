@@ -6,7 +6,9 @@ from typing import Any
 
 from .sizes import format_size
 
-__all__ = ["comparison", "table"]
+__all__ = ["comparison", "module_title", "table", "unused_graphs"]
+
+MODULES = 15  # rows of the table
 
 
 def _title(path: str) -> str:
@@ -42,13 +44,15 @@ def table(data: dict[str, Any]) -> str:
     )
     lines += _refusal(data["out_of_memory"])
     lines += _phases(data)
+    lines += _modules(data)
     lines += _holders(peak)
     lines += _growth(data)
+    lines += _unused(data)
     lines += _remedies(data["out_of_memory"] or peak)
     lines += _memory(now["memory"])
+    lines += ["", f"  counting took {format_size(data['recorder_bytes'])} of host memory"]
     if data["not_counted"]:
         lines += [
-            "",
             f"  {data['not_counted']:,} blocks were not counted: no host memory",
         ]
     return "\n".join(lines) + "\n"
@@ -74,6 +78,54 @@ def _phases(data: dict[str, Any]) -> list[str]:
             f"{row['page_moves']:>7,}{row['waits']:>7,}"
         )
     return lines
+
+
+def module_title(row: dict[str, Any]) -> str:
+    """A row's module as people read it, with how many it stands for."""
+    name = row["module"] or "outside modules"
+    return f"{name} ({row['modules']:,})" if row["modules"] > 1 else str(name)
+
+
+def _modules(data: dict[str, Any]) -> list[str]:
+    rows = data.get("modules")
+    if not rows:
+        return []
+    shown = rows if len(rows) <= MODULES + 1 else rows[:MODULES]
+    wide = min(42, max(16, *(len(module_title(row)) for row in shown))) + 1
+    lines = [
+        "",
+        f"  {'module':<{wide}}{'at the peak':>12}{'':>9}{'now':>12}{'allocated':>12}"
+        f"{'allocs':>9}",
+    ]
+    for row in shown:
+        lines.append(
+            f"  {_end_of(module_title(row), wide - 1):<{wide}}"
+            f"{format_size(row['peak']):>12}"
+            f"{_share(row['peak'], data['peak']['bytes']):>9}"
+            f"{format_size(row['now']):>12}{format_size(row['allocated']):>12}"
+            f"{row['allocations']:>9,}"
+        )
+    rest = rows[len(shown) :]
+    if rest:
+        held = sum(row["peak"] for row in rest)
+        lines.append(f"  and {len(rest):,} more rows, {format_size(held)} at the peak")
+    return lines
+
+
+def _end_of(text: str, width: int) -> str:
+    return text if len(text) <= width else f"...{text[3 - width :]}"
+
+
+def _place(row: dict[str, Any], width: int) -> str:
+    """Where a row was allocated, as far as it was told: phase, module, line; less of it
+    where that would be too long."""
+    phase, module, place = _title(row["phase"]), row.get("module"), row.get("place")
+    line = place.partition(" ")[0] if place else None
+    for parts in ((phase, module, place), (phase, module, line), (module or phase, line)):
+        text = ", ".join(part for part in parts if part)
+        if len(text) <= width:
+            break
+    return _end_of(text, width)
 
 
 def _indented(path: str) -> str:
@@ -104,7 +156,7 @@ def _holders(peak: dict[str, Any]) -> list[str]:
         each = f"{row['blocks']:,} x {format_size(row['size'])}"
         lines.append(
             f"  {format_size(row['bytes']):>12}  {each:<22} {row['category']:<17}"
-            f"{_title(row['phase'])}"
+            f"{_place(row, 42)}"
         )
     return lines
 
@@ -120,7 +172,34 @@ def _growth(data: dict[str, Any]) -> list[str]:
             f"  {format_size(row['bytes_per_step']):>12} a step  {row['category']}, "
             f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
         )
+        if row.get("module") or row.get("place"):
+            where = ", ".join(row[key] for key in ("module", "place") if row.get(key))
+            lines.append(f"{'':>23}in {_end_of(where, 74)}")
     return lines
+
+
+def unused_graphs(row: dict[str, Any]) -> str:
+    """A sentence about passes whose graphs never ran backward."""
+    several = row["passes"] != 1
+    text = (
+        f"{row['passes']:,} forward pass{'es' if several else ''} in {row['mode']} mode, "
+        f"{format_size(row['bytes'])}{' each at most' if several else ''}"
+    )
+    if row["alive"]:
+        which = "it lives" if not several else f"{row['alive']:,} of them live"
+        text += f"; {which} on: {format_size(row['alive_bytes'])}"
+    return text
+
+
+def _unused(data: dict[str, Any]) -> list[str]:
+    rows = data.get("unused_graphs")
+    if not rows:
+        return []
+    return [
+        "",
+        "  autograd graphs that were never run backward: use torch.no_grad()",
+        *(f"    {unused_graphs(row)}" for row in rows),
+    ]
 
 
 def _remedies(moment: dict[str, Any]) -> list[str]:
@@ -154,9 +233,20 @@ def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
 
     row("peak", one["peak"]["bytes"], other["peak"]["bytes"])
     row("reserved at most", one["reserved_peak"], other["reserved_peak"])
-    for title, key in (("at the peak", "categories"), ("peak by phase", "phases")):
+    held = [
+        ("at the peak", one["peak"]["categories"], other["peak"]["categories"]),
+        ("peak by phase", one["peak"]["phases"], other["peak"]["phases"]),
+        ("peak by module", _by_module(one), _by_module(other)),
+    ]
+    for title, first, second in held:
+        if not first and not second:
+            continue
         lines += ["", f"  {title}"]
-        first, second = one["peak"][key], other["peak"][key]
         for name in dict.fromkeys([*first, *second]):
             row(f"  {_title(name)}", first.get(name, 0), second.get(name, 0))
     return "\n".join(lines) + "\n"
+
+
+def _by_module(data: dict[str, Any]) -> dict[str, int]:
+    rows = data.get("modules") or []
+    return {row["module"] or "outside modules": row["peak"] for row in rows[:MODULES]}

@@ -6,11 +6,12 @@ with its phase where a stack trace would."""
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from typing import Any
 
-from . import phases, reporting, tracking
+from . import lines, phases, reporting, tracking
 from .loading import core
 from .state import needs_cuda, needs_enabled
 from .torch_memory import memory_snapshot
@@ -18,29 +19,53 @@ from .torch_memory import memory_snapshot
 __all__ = ["annotate", "snapshot"]
 
 _UNKNOWN = "unknown"
-Told = dict[int, tuple[str, str]]  # by address of a live block: category, phase
+# By address of a live block: category, phase, stack.
+Told = dict[int, tuple[str, str, int]]
 
 
-def snapshot(path: str | os.PathLike[str]) -> None:
+def snapshot(path: str | os.PathLike[str], *, stacks: bool = False) -> None:
     """Writes all devices' memory to ``path``, a pickle for https://pytorch.org/memory_viz.
 
-    Opens there and with ``python -m torch.cuda._memory_viz``. Raises RuntimeError where the
-    arena is not enabled, OSError for the file."""
+    Opens there and with ``python -m torch.cuda._memory_viz``. ``stacks``: with the lines that
+    allocated, which `torcharena.stacks` or ``track(..., stacks=True)`` has noted. Raises
+    RuntimeError where the arena is not enabled, or ``stacks`` is asked for and none was noted;
+    OSError for the file."""
     needs_enabled("snapshot")
+    if stacks and not lines.recorded():
+        raise RuntimeError(
+            "snapshot(stacks=True): no lines were noted; allocate inside `with "
+            "torcharena.stacks():`, or with track(model, optimizer, stacks=True)"
+        )
     needs_cuda()
     phases.start()
-    for one in tracking.trackings():
-        one.tell()
+    tracking.tell_all()
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of objects, none of them in a cycle
+    try:
+        _write(path, stacks)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _write(path: str | os.PathLike[str], stacks: bool) -> None:
     found = memory_snapshot()
     library = core()
     for device, trace in enumerate(found["device_traces"]):
         paths = reporting.paths_of(library.usage_phases(device))
         told = {
-            address: (reporting.category_of(category, paths[phase]), paths[phase])
-            for address, _, _, phase, category in library.usage_blocks(
+            address: (
+                reporting.category_of(category, paths[phase]),
+                paths[phase],
+                stack if stacks else 0,
+            )
+            for address, _, _, phase, category, _, stack in library.usage_blocks(
                 device, reporting.NOW
             )
         }
+        if not stacks:
+            for entry in trace:
+                entry["frames"] = []
         segments = [s for s in found["segments"] if s["device"] == device]
         annotate(segments, trace, told)
     reporting.write_whole(path, pickle.dumps(found))
@@ -95,6 +120,7 @@ def annotate(segments: list[Any], trace: list[Any], told: Told) -> None:
         )
 
 
-def _frames(told: tuple[str, str]) -> list[dict[str, Any]]:
-    category, path = told
-    return [{"filename": category, "line": 0, "name": path or "outside phases"}]
+def _frames(told: tuple[str, str, int]) -> list[dict[str, Any]]:
+    category, path, stack = told
+    what = {"filename": category, "line": 0, "name": path or "outside phases"}
+    return [*lines.frames_of(stack), what]

@@ -33,7 +33,6 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     cap, source = core().limit(index)
     free, total = _card(index)
     found: dict[str, Any] = {
-        
         "cap_bytes": cap,
         "cap_source": None if cap is None else source,
         "device_bytes": total,

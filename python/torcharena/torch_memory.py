@@ -126,9 +126,10 @@ def _at_one_moment(
     """The history and what is mapped after its last event; other threads may allocate."""
     events: list[Any] = []
     for _ in range(8):
+        seen = library.history_seen()
         events = list(library.history()) if with_traces else []
         runs = [list(library.snapshot(device)) for device in range(count)]
-        if not with_traces or len(library.history()) == len(events):
+        if not with_traces or library.history_seen() == seen:
             break
     return events, runs
 
@@ -181,8 +182,8 @@ def _record_history(
         return
     if context is not None:
         warn(
-            "torcharena: the memory history has no stack traces (allocating never waits for "
-            "Python); torcharena.mark('forward') puts marks into traces instead. "
+            "torcharena: the memory history has no stack traces of its own (allocating never "
+            "waits for Python); allocate inside `with torcharena.stacks():` for lines. "
             "context=None says that none are expected",
             stacklevel=5,
         )

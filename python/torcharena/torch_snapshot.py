@@ -11,6 +11,8 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .lines import frames_of
+
 __all__ = ["Mapped", "segments", "trace"]
 
 _STATES = {
@@ -139,7 +141,7 @@ def _entry(event: Mapping[str, Any], action: str) -> dict[str, Any]:
         "size": event["size"],
         "stream": event["stream"],
         "time_us": event["time_us"],
-        "frames": [],
+        "frames": frames_of(event.get("stack", 0)),
         "compile_context": "",
         "user_metadata": "",
         "pool_id": (0, 0),

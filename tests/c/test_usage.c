@@ -165,6 +165,61 @@ TEST(categories_told_later_count_at_the_peak)
     tear_down(&f);
 }
 
+/* A backward: `kept` is what it leaves, `bytes` its peak. Whether all is to be told. */
+static bool backward(const fixture *f, size_t bytes, size_t left, void **kept)
+{
+    ta_usage_span span;
+    ta_usage_enter(f->u, "backward", &span);
+    ta_free(f->a, one(f, bytes));
+    *kept = one(f, left);
+    ta_usage_leave(f->u, &span);
+    return ta_usage_backward_ends(f->u, &span);
+}
+
+TEST(what_backward_left_is_taken_for_gradients)
+{
+    fixture f = set_up();
+    void *weight = one(&f, MIB), *gradient, *stranger, *third, *told;
+    CHECK(ta_usage_due(f.u));
+    CHECK(
+        backward(&f, 8 * MIB, 2 * MIB, &told)); /* the peak is new: nothing is guessed */
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW), 0);
+    categorize(&f, told, TA_CATEGORY_BUFFER);
+    ta_usage_told(f.u);
+    CHECK(!ta_usage_due(f.u));
+    CHECK(!backward(&f, MIB, 512, &gradient));
+    CHECK(!backward(&f, MIB, 1024, &stranger));
+    CHECK(!backward(&f, MIB, 2048, &third));
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW), 512 + 1024 + 2048);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_BUFFER, TA_USAGE_NOW), 2 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_NOW), MIB);
+    /* A new peak; in its backward one dies that was a guess, and after it another. */
+    ta_usage_span span;
+    ta_usage_enter(f.u, "backward", &span);
+    ta_free(f.a, one(&f, 64 * MIB));
+    ta_free(f.a, stranger);
+    ta_usage_leave(f.u, &span);
+    CHECK(ta_usage_backward_ends(f.u, &span));
+    ta_free(f.a, third);
+    ta_usage_told(f.u);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2048);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW),
+             0); /* nobody told of any */
+    static ta_usage_sample samples[TA_USAGE_SAMPLES];
+    double interval_us;
+    size_t count = ta_usage_timeline(f.u, 0, samples, TA_USAGE_SAMPLES, &interval_us);
+    /* It keeps what died as a guess, and nothing that lived. */
+    CHECK(!(samples[count - 1].of[TA_CATEGORY_GRADIENT] & 512));
+    CHECK(!ta_usage_backward_ends(f.u, &span)); /* what was denied is not guessed again */
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW), 0);
+    categorize(&f, gradient, TA_CATEGORY_GRADIENT);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2048 + 512);
+    ta_free(f.a, weight);
+    ta_free(f.a, gradient);
+    ta_free(f.a, told);
+    tear_down(&f);
+}
+
 TEST(a_refusal_is_a_moment)
 {
     fixture f = set_up();
@@ -191,6 +246,42 @@ TEST(a_refusal_is_a_moment)
     tear_down(&f);
 }
 
+TEST(the_text_of_a_refusal)
+{
+    fixture f = set_up();
+    char text[512];
+    ta_set_limit(f.a, 0, TA_LIMIT_API, 64 * MIB);
+    CHECK_EQ(ta_usage_oom_text(f.u, 0, text, sizeof text), 0); /* there was none */
+    void *weight = one(&f, 4 * MIB), *state = one(&f, 8 * MIB);
+    ta_usage_span outer, span;
+    ta_usage_enter(f.u, "epoch", &outer);
+    ta_usage_enter(f.u, "forward", &span);
+    void *kept = one(&f, 32 * MIB);
+    CHECK(!one(&f, 40 * MIB));
+    ta_usage_leave(f.u, &span);
+    ta_usage_leave(f.u, &outer);
+    CHECK_EQ(ta_usage_oom_text(f.u, 0, text, sizeof text), 0); /* nobody told of any */
+    CHECK_STR(text, "");
+    categorize(&f, weight, TA_CATEGORY_PARAMETER);
+    categorize(&f, state, TA_CATEGORY_OPTIMIZER_STATE);
+    ta_usage_unused(f.u, 24 * MIB);
+    const char *whole =
+        " By what they hold: activations 32.00 MiB, optimizer state 8.00 MiB, parameters "
+        "4.00 MiB; in epoch/forward. What would save most, at most: checkpointing the "
+        "repeated blocks 32.00 MiB; torch.no_grad() in evaluation, whose graphs never "
+        "run "
+        "backward 24.00 MiB; half the batch, two steps accumulated 16.00 MiB.";
+    CHECK_EQ(ta_usage_oom_text(f.u, 0, text, sizeof text), (int)strlen(whole));
+    CHECK_STR(text, whole);
+    char small[20];
+    CHECK_EQ(ta_usage_oom_text(f.u, 0, small, sizeof small), (int)strlen(whole));
+    CHECK_STR(small, " By what they hold:");
+    ta_free(f.a, weight);
+    ta_free(f.a, state);
+    ta_free(f.a, kept);
+    tear_down(&f);
+}
+
 TEST(what_lived_before_is_counted)
 {
     fixture f = set_up();
@@ -206,6 +297,29 @@ TEST(what_lived_before_is_counted)
     ta_usage_look(second, 0, &counts);
     CHECK_EQ(counts.live, 0);
     CHECK_EQ(ta_usage_destroy(second), TA_OK);
+    tear_down(&f);
+}
+
+TEST(counting_ends_and_begins_again)
+{
+    fixture f = set_up();
+    void *kept[700];
+    for (int i = 0; i < 700; i++) kept[i] = one(&f, 512 * (1 + (size_t)i % 9));
+    uint64_t live = look(&f).live;
+    categorize(&f, kept[0], TA_CATEGORY_PARAMETER);
+    CHECK_EQ(ta_usage_unwatch(f.u), TA_OK);
+    CHECK_EQ(ta_usage_unwatch(f.u), TA_OK);
+    ta_free(f.a, kept[699]);
+    kept[699] = one(&f, 3 * MIB);
+    CHECK_EQ(look(&f).live, 0);
+    CHECK_EQ(look(&f).blocks, 0);
+    CHECK_EQ(look(&f).when[TA_USAGE_PEAK].bytes, live);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_PARAMETER, TA_USAGE_PEAK), 512);
+    CHECK_EQ(ta_usage_watch(f.u, f.a), TA_OK);
+    CHECK_EQ(look(&f).blocks, 700);
+    CHECK_EQ(look(&f).live, live - 512 * (1 + 699 % 9) + 3 * MIB);
+    for (int i = 0; i < 700; i++) ta_free(f.a, kept[i]);
+    CHECK_EQ(look(&f).live, 0);
     tear_down(&f);
 }
 

@@ -658,6 +658,107 @@ def saved_host_full() -> None:
     assert_sound()
 
 
+# --- S20: what work touches is told to the oracle ----------------------------------------------
+def _touch(tensor: torch.Tensor, write: bool, us: float) -> None:
+    stream = torch.cuda.current_stream().cuda_stream
+    code = libraries()[1].ta_simcuda_touch(
+        0,
+        ctypes.c_void_p(stream),
+        ctypes.c_uint64(tensor.data_ptr()),
+        ctypes.c_uint64(tensor.nbytes),
+        int(write),
+        ctypes.c_double(us),
+    )
+    assert code == 0
+
+
+class _Work(torch.autograd.Function):
+    """Reads what it is given and writes what it gives, in both directions, for a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        _touch(x, False, 900.0)
+        _touch(y, True, 900.0)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        for tensor in ctx.saved_tensors:
+            _touch(tensor, False, 900.0)
+        _touch(gradient, False, 900.0)
+        result = torch.empty_like(gradient)
+        _touch(result, True, 900.0)
+        return result
+
+
+def _broken(links: Any, how: str) -> None:
+    """Leaves one of the waits out."""
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    if how == "out begins too early":
+        links.out.wait_stream = nothing
+    elif how == "let go too early":
+        offload_saved._Pass._order = nothing  # type: ignore[method-assign]
+    elif how == "back begins too early":
+        links.back.wait_stream = nothing
+    elif how == "back before it is out":
+        links.back.wait_event = nothing
+    elif how == "used before it is back":
+
+        class Passed(torch.cuda.Event):
+            def wait(self, stream: Any = None) -> None:
+                pass
+
+        links.back.record_event = lambda event=None: Passed()
+
+
+def ordered() -> None:
+    """No copy misses the work beside it; with one wait left out, the oracle sees it. On the
+    simulated GPU alone."""
+    start(values=False)
+    for how in (
+        "",
+        "out begins too early",
+        "let go too early",
+        "back begins too early",
+        "back before it is out",
+        "used before it is back",
+    ):
+        _ordered(how)
+
+
+def _ordered(how: str) -> None:
+    gpu = libraries()[1]
+    count = ctypes.c_uint64()
+    order = offload_saved._Pass._order
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        before = count.value
+        with torch.cuda.stream(stream):
+            for step in range(3):
+                x = torch.randn(512, 1024, device="cuda", requires_grad=True)
+                with torcharena.offload_activations("1GiB"):
+                    if step == 1:
+                        (mover,) = offload_saved._movers.values()
+                        _broken(mover.links[0], how)
+                    y = x
+                    for _ in range(12):
+                        y = _Work.apply(y)
+                    for _ in range(4):  # memory is used anew
+                        _touch(torch.empty_like(y), True, 50.0)
+                y.backward(torch.ones_like(y))
+                del x, y
+        offload_saved._movers.clear()
+        offload_saved._Pass._order = order  # type: ignore[method-assign]
+        gpu.ta_simcuda_violation(ctypes.byref(count))
+        assert (count.value > before) == bool(how), (how, count.value)
+    if not how:
+        assert_sound()
+
+
 def pinned() -> None:
     """Without pages on the host: plain pinned memory, and spill= is refused."""
     try:

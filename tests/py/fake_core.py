@@ -364,6 +364,9 @@ class FakeCore(ModuleType):
     def history_stop(self) -> None:
         self.events = None
 
+    def history_seen(self) -> int:
+        return len(self.history())
+
     def history(self) -> list[dict[str, Any]]:
         return list(self.events or [])
 

@@ -52,7 +52,7 @@ def run(
     """Runs ``code`` after ``import torch``; keyword arguments in capitals go to its
     environment. A code that fails makes the test fail with what it printed."""
     text = "import torch, ctypes\n" + (_VALUES if values else "") + textwrap.dedent(code)
-    if ".backward(" in code:
+    if any(word in code for word in (".backward(", "grad(", "torch.func")):
         # autograd's threads may not be done when backward() returns; where Python ends first
         # on a busy machine, torch aborts ("terminate called ..."), on any allocator.
         text += "\nimport time\ntime.sleep(0.25)\n"

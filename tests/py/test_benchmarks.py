@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import comparing, loops, replays  # noqa: E402
+from benchmarks import comparing, loops, replays, tracking  # noqa: E402
 
 
 def test_a_paired_ratio_is_the_median_of_the_pairs() -> None:
@@ -70,6 +70,51 @@ def test_a_comparison() -> None:
     head, _, row_of_native, row_of_arena, *_ = loops.table([found]).splitlines()
     at = slice(head.index("arena ms"), head.index("arena ms") + len("arena ms"))
     assert row_of_arena[at].strip() == "1.030" and row_of_native[at].strip() == ""
+
+
+def test_units_of_steps_with_tracking_and_without() -> None:
+    evaluated = ("forward", "eval")
+    steps = [
+        (True, 1.1, ()),
+        (False, 1.0, ()),
+        (False, 2.0, ()),
+        (True, 2.3, ()),
+        (True, 9.0, evaluated),  # this pair is left out
+        (False, 1.0, ()),
+        (False, 2.0, evaluated),
+        (True, 2.1, evaluated),
+        (True, 7.0, ()),  # no whole unit
+    ]
+    assert tracking.units(steps) == ([[1.1, 2.3], [2.1]], [[1.0, 2.0], [2.0]])
+    assert tracking.twice(lambda count, low: list(range(low, low + count)))(5, 3) == [
+        3,
+        3,
+        4,
+        4,
+        5,
+    ]
+    row = tracking.compare(
+        {
+            "loop": "moe",
+            "ours": [[1.1, 2.2], [1.1, 2.2]],
+            "theirs": [[1.0, 2.0], [1.0, 2.0]],
+            "hooks_seconds": 0.005,
+            "allocations": 1000,
+            "allocation_seconds": 1e-5,
+        }
+    )
+    assert row["time_ratio"] == pytest.approx(1.1) == row["time_ratio_bound95"]
+    assert row["own_ratio"] == pytest.approx(1.01)
+    text = tracking.table([row, {"loop": "bert_amp", "error": "over 60 s"}])
+    assert "failed: over 60 s" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_loops_share_the_time() -> None:
+    assert tracking.share(None, [], 5) == float("inf")
+    assert tracking.share(145, [], 5) == 145 / 5 - tracking.BEGINNING
+    assert tracking.share(145, [(34.0, 14.0)], 4) == (145 - 34) / 4 - 20
+    assert tracking.share(145, [(144.0, 14.0)], 4) == 1.0
 
 
 def test_what_is_measured_is_written_after_every_loop(

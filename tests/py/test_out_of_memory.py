@@ -191,7 +191,7 @@ def test_annotations_need_one_unknown_entry() -> None:
         }
     ]
     trace: list[Any] = []
-    told = {4096: ("parameter", ""), 5120: ("gradient", "backward")}
+    told = {4096: ("parameter", "", 0), 5120: ("gradient", "backward", 0)}
     snapshots.annotate(segments, trace, told)
     assert [(e["action"], e["category"], e["size"]) for e in trace] == [
         ("alloc", "parameter", 500),

@@ -32,7 +32,15 @@ for mode in ("default", "reduce-overhead"):
 folder = os.environ["TRITON_CACHE_DIR"]
 made = [f for _, _, files in os.walk(folder) for f in files]
 from torch._inductor.async_compile import AsyncCompile
-print({"kernels": [f for f in made if f.endswith((".cubin", ".ptx"))],
+def kept():
+    roots = [os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/" + n for n in ("fxgraph", "aotautograd")]
+    return [sum(len(files) for _, _, files in os.walk(root)) for root in roots]
+before = kept()
+compiling._chose = True  # as after a benchmark while compiling
+torch._dynamo.reset()
+with torch.no_grad():
+    torch.compile(lambda x: torch.sin(x) + 1)(w)
+print({"kept": before, "more": [a - b for a, b in zip(kept(), before)], "kernels": [f for f in made if f.endswith((".cubin", ".ptx"))],
        "pools": AsyncCompile.process_pool.cache_info().currsize, **peaks})
 """
 
@@ -45,6 +53,8 @@ def test_kernels_are_not_compiled(tmp_path: Path) -> None:
     )
     found = simulated.said(done)
     assert found["kernels"] == [] and not found["pools"]
+    # Another run may use what was compiled, but for what was chosen by measurement.
+    assert all(found["kept"]) and not any(found["more"])
     # The activations, and a benchmark's buffer; under CUDA graphs what they keep as well.
     activation = 4096 * 512 * 4
     assert 2 * activation < found["default"] < 8 * activation + (64 << 20)

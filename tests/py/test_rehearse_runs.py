@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import simulated
+from torcharena.rehearsal import cards, marks, through_torch
+from torcharena.rehearsal.launch import Run
 
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 PACKAGE = simulated.PACKAGE
@@ -88,6 +90,7 @@ def test_all_allocators_fit(tmp_path: Path) -> None:
         "expandable",
         "native",
     ]
+    assert [row["replayed"] for row in found["runs"]] == [False, True, False]
     assert len({row["peak_requested"] for row in found["runs"]}) == 1
     assert all(row["steps"] == 3 and row["ended"] == "itself" for row in found["runs"])
     peak = found["peak_requested"]
@@ -100,6 +103,48 @@ def test_all_allocators_fit(tmp_path: Path) -> None:
 
     (figures,) = traces.replay(trace)
     assert figures["peak_requested"] == peak and figures["steps"] == 3
+
+
+def recorded(folder: Path, *lines: str) -> Run:
+    """A run under the arena that left this trace."""
+    trace = folder / "trace.1.trace"
+    trace.write_text("".join(f"{line}\n" for line in lines))
+    process = {"devices": [{"device": 0}], "steps": 2, "ended": "itself", "arena": True}
+    return Run(
+        "arena", cards.find("16GiB"), None, processes=[process], traces=[str(trace)]
+    )
+
+
+def test_a_trace_stands_for_the_program_under_torchs_allocators(tmp_path: Path) -> None:
+    mib = 1 << 20
+    run = recorded(
+        tmp_path,
+        f"a 0 {12 * mib} 0",
+        f"a 1 {2 * mib} 3",
+        "f 0",
+        marks.EMPTIED,
+        f"a 2 {30 * mib} 0",
+        "m step",
+    )
+    assert through_torch.whole(run)
+    done = through_torch.again(run, "native", run.card, None)
+    assert done is not None and done.replayed and done.exit_code == 0 and done.steps == 2
+    assert done.figure("peak_requested") == 32 * mib and done.figure("allocations") == 3
+    # 2 MiB come in a segment of 20; what was given back is not there any more.
+    assert done.peak_reserved == (20 + 30) * mib
+    short = through_torch.again(run, "expandable", run.card, 24 * mib)
+    assert short is not None and short.oom and short.exit_code == 1
+
+
+def test_a_trace_that_does_not_say_all_stands_for_nothing(tmp_path: Path) -> None:
+    for silent in ("r 0 1", *marks.SILENT):
+        assert not through_torch.whole(recorded(tmp_path, "a 0 512 0", silent))
+    many = [f"a {i} 512 {i}" for i in range(33)]
+    assert not through_torch.whole(recorded(tmp_path, *many))
+    run = recorded(tmp_path, *many[:32])
+    assert through_torch.whole(run)
+    run.processes *= 2
+    assert not through_torch.whole(run)
 
 
 def test_it_ends_after_some_steps(tmp_path: Path) -> None:
@@ -216,10 +261,11 @@ def test_functions_from_python(tmp_path: Path) -> None:
         "    assert report.peak_requested == (1 << 29) + (1 << 20)\n"
         "    place = report.holders['places'][0]['place']\n"
         "    assert place == 'notebook.py:3 fn', place\n"
-        "    found = torcharena.find_batch_size(fn, 4, 16, limit='2GiB', multiple=2)\n"
-        "    assert found.best == 6, found\n"
+        "    found = torcharena.find_batch_size(\n"
+        "        fn, start=4, max=16, gpu='h100', limit='2GiB', multiple=2)\n"
+        "    assert found == 6, found.table()\n"
         "    assert found.peaks()[4] == 1 << 30\n"
-        "    print(found)\n"
+        "    print(found.table())\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program)],

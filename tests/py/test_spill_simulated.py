@@ -50,6 +50,10 @@ def test_cases_that_enable_alike() -> None:
     run("together", *ALIKE)
 
 
+def test_copies_are_ordered_with_work() -> None:
+    run("ordered")
+
+
 def test_without_spill() -> None:
     run("without")
 

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from . import compiling, places
+from . import compiling, marks, places
 
 __all__ = ["JOB", "STOP", "Job", "prepare"]
 
@@ -47,6 +47,7 @@ class Job:
     folder: str  # where results go
     allocator: str = "native"
     limit: int | None = None  # bytes on each device, for torch's own allocators
+    spill: int | None = None  # bytes of host memory that the arena may use
     steps: int | None = None  # end after so many optimizer steps; 0: run to the end
     deadline: float | None = None  # seconds since 1970
     seed: int = 0
@@ -57,6 +58,7 @@ class Job:
     ranks: int = 1  # so many ranks, from 0, are processes of one node (`--ranks all`)
     places: bool = False  # find out what holds the peak
     peak_step: int | None = None  # the step in which it is known to stand
+    report: bool = False  # track it, and write who used what
 
     def spelt(self) -> str:
         return json.dumps(asdict(self))
@@ -95,6 +97,8 @@ class Watch:
         self.written = 0.0
         self.over = threading.Event()
         self.lock = threading.Lock()
+        self.finder: Any = None
+        self.tracked: dict[str, Any] | None = None
 
     # --- the start ----------------------------------------------------------------------
     def start(self, torch: Any) -> None:
@@ -106,6 +110,12 @@ class Watch:
 
             installing.enable_from_environment()
             compiling.without_trees()
+            marks.install(torch)
+            if self.job.report:
+                from . import tracked
+
+                self.finder = tracked.Finder(torch)
+                self.finder.start()
         else:
             if self.job.limit is not None:
                 later(self.cap)
@@ -141,6 +151,11 @@ class Watch:
     def cap(self) -> None:
         """The cap for torch's own allocators, as a share of the device."""
         assert self.job.limit is not None
+        if self.on_arena():  # the program enabled it, and it may not be made yet
+            from .. import caps
+
+            caps.keeper().set_limit(-1, "fraction", self.job.limit)
+            return
         for device in range(self.torch.cuda.device_count()):
             total = self.torch.cuda.get_device_properties(device).total_memory
             share = min(1.0, self.job.limit / total)
@@ -303,7 +318,9 @@ class Watch:
             if several and os.path.exists(stop):
                 self.ended = "stopped"
                 break
-        self.write(last=True, stack=self.stack(None))
+        stack = self.stack(None)
+        self.save_report()
+        self.write(last=True, stack=stack)
         _flush()
         os._exit(124)
 
@@ -335,7 +352,17 @@ class Watch:
             from .. import recording
 
             recording._stop_at_exit()
+        self.save_report()
         self.write(last=True, error=error)
+
+    def save_report(self) -> None:
+        """Who used what, where that was asked for."""
+        if self.finder is None or not self.torch.cuda.is_initialized():
+            return
+        try:
+            self.tracked = self.finder.save(self.job.folder)
+        except (RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
+            self.tracked = {"problem": f"{type(error).__name__}: {error}"}
 
     def is_oom(self, error: BaseException | None) -> bool:
         seen = 0
@@ -409,10 +436,12 @@ class Watch:
             "ended": self.ended if last else "killed",
             "oom": self.oom,
             "holders": self.holders,
+            "tracked": self.tracked,
             "guessed": self.guessed(),
             "seconds": round(time.monotonic() - self.started, 2),
         }
         result["workspaces"] = _workspaces()
+        result["spilled"] = _spilled() if result["arena"] else 0
         result["trees_off"] = compiling.trees_off()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
@@ -475,6 +504,15 @@ def _keep_no_contents() -> None:
         skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
         skip.argtypes, skip.restype = [ctypes.c_size_t], None
         skip(_KEPT)
+
+
+def _spilled() -> int:
+    """The most that was on the host, bytes, of all devices."""
+    library = sys.modules.get("torcharena._core")
+    if library is None or not library.created():
+        return 0
+    used = (device for device in range(64) if library.device_used(device))
+    return sum(library.stats(device)["spilled"][1] for device in used)
 
 
 def _workspaces() -> dict[str, Any] | None:

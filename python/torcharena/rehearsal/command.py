@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import sizes
+from ..settings import spill_bytes
 from . import cards, launch
 from .rehearsing import Options, rehearse_command
 
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gpu=options.gpu,
             gpus=options.gpus,
             limit=_limit(options.limit, options.gpu),
+            spill=spill_bytes(options.spill, "--spill"),
             allocators=launch.ALLOCATORS if asked == "all" else (asked,),
             steps=options.steps,
             timeout=options.timeout,
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rank=options.rank,
             ranks=options.ranks,
             record=options.record,
+            report=options.report,
             keep_files=options.keep_files,
             share=tuple(map(_folder, options.share)),
         )
@@ -234,6 +237,12 @@ def parser() -> argparse.ArgumentParser:
         help="a cap on each device, 16GiB or 80%%; the context comes on top",
     )
     add(
+        "--spill",
+        type=_argument(_size),
+        metavar="SIZE",
+        help="host memory that the arena may use where there is no room, 64GiB",
+    )
+    add(
         "--allocator",
         choices=(*launch.ALLOCATORS, "all"),
         default="all",
@@ -271,6 +280,12 @@ def parser() -> argparse.ArgumentParser:
         "--record",
         metavar="FILE",
         help="keep the arena's trace: x.trace.xz, .gz or plain",
+    )
+    add(
+        "--report",
+        metavar="FILE",
+        help="write who used what, by phase, category and module: r.html or r.json; %%r is "
+        "the rank",
     )
     add("--keep-files", metavar="DIR", help="keep what the program writes, there")
     add(

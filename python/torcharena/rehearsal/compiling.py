@@ -11,6 +11,10 @@ allocates. What comes after them is for a GPU alone and decides nothing about me
   the first of its hundreds of rounds would, and every candidate is found to take as long;
 * no process pool compiles beside the program.
 
+The runs of one rehearsal share what Inductor keeps on disk (`launch.cache_environment`), so
+that only the first compiles. What a compilation chose by benchmarks is kept from the others,
+who take the memory of those benchmarks themselves.
+
 Under the arena, CUDA graph trees (``mode="reduce-overhead"``) are off, as it needs them to be;
 `trees_off` says whether the program captured graphs without them.
 
@@ -30,6 +34,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from types import ModuleType
@@ -41,6 +46,8 @@ _REGISTERS = 32  # up to this many, Inductor sees no reason to try smaller block
 _MILLISECONDS = 0.1  # what every benchmark says
 _L2 = 256 << 20  # bytes of the buffer by which Triton's own benchmark clears the cache
 _captured = False
+_here = threading.local()  # .compiling: how deep this thread is in a compilation
+_chose = False  # a compilation has benchmarked
 
 
 def install() -> None:
@@ -49,6 +56,8 @@ def install() -> None:
     AfterImport.of("torch._inductor.runtime.triton_heuristics", _no_compiler)
     AfterImport.of("torch._inductor.runtime.benchmarking", _no_benchmarks)
     AfterImport.of("torch._inductor.runtime.autotune_cache", _no_choices_kept)
+    AfterImport.of("torch._inductor.codecache", _no_graphs_chosen)
+    AfterImport.of("torch._functorch._aot_autograd.autograd_cache", _no_pairs_chosen)
     AfterImport.of("torch._dynamo.convert_frame", _no_collections)
     AfterImport.of("torch._inductor.compile_fx", _no_collections_backward)
     AfterImport.of("triton.testing", _no_benchmarks_of_triton)
@@ -235,8 +244,10 @@ def _watch_captures(module: Any) -> None:
 # --- benchmarks ---------------------------------------------------------------------------
 def _first_round(call: Callable[[], Any], buffer_bytes: int) -> None:
     """With the memory that a benchmark takes, and twice, as it warms up first."""
+    global _chose
     import torch
 
+    _chose |= bool(getattr(_here, "compiling", 0))
     call()
     buffer = torch.empty(buffer_bytes // 4, dtype=torch.int, device="cuda")
     call()
@@ -281,6 +292,39 @@ def _no_choices_kept(module: Any) -> None:
         cache.save = lambda self, *args, **kwargs: None
 
 
+def _no_graphs_chosen(module: Any) -> None:
+    """Nor for another run: choices stay in their process, and so do the graphs that are
+    compiled after one was made."""
+    _kept_while_nothing_chosen(getattr(module, "FxGraphCache", None), "_save_graph")
+    base = getattr(module, "CacheBase", None)
+    inner = getattr(base, "get_local_cache_path", None)
+    if base is None or inner is None:
+        return
+
+    def own() -> Any:
+        path = inner()
+        return path.with_name(f"{path.name}.{os.getpid()}")
+
+    base.get_local_cache_path = staticmethod(own)
+
+
+def _no_pairs_chosen(module: Any) -> None:
+    """AOTAutograd's forward and backward passes, likewise."""
+    _kept_while_nothing_chosen(getattr(module, "AOTAutogradCache", None), "save")
+
+
+def _kept_while_nothing_chosen(cache: Any, name: str) -> None:
+    inner = getattr(cache, name, None)
+    if inner is None:
+        return
+
+    @functools.wraps(inner)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        return None if _chose else inner(*args, **kwargs)
+
+    setattr(cache, name, staticmethod(save))
+
+
 # --- time ---------------------------------------------------------------------------------
 def _no_collections(module: Any) -> None:
     """Dynamo's `_compile`: while it traces, and compiles forward passes."""
@@ -302,12 +346,15 @@ def _uncollected(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(inner)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not gc.isenabled():
-            return inner(*args, **kwargs)
-        gc.disable()
+        collects = gc.isenabled()
+        if collects:
+            gc.disable()
+        _here.compiling = getattr(_here, "compiling", 0) + 1
         try:
             return inner(*args, **kwargs)
         finally:
-            gc.enable()
+            _here.compiling -= 1
+            if collects:
+                gc.enable()
 
     return wrapped

@@ -317,6 +317,12 @@ def _caches(env: Mapping[str, str]) -> list[str]:
     return [os.path.realpath(name) for name in names]
 
 
+def _below(path: str | None, folders: Sequence[str]) -> bool:
+    """It is, or will be, in one of the folders, which are real paths."""
+    real = os.path.realpath(path) if path else ""
+    return any(real.startswith(os.path.join(folder, "")) for folder in folders)
+
+
 def wrap(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -366,7 +372,10 @@ def wrap(
     changed = dict(env)
     for name in _DROPPED:
         changed.pop(name, None)
-    switches = SWITCHES if chosen.mechanism == "layer" else {**SWITCHES, **_GUARDED}
+    switches = dict(SWITCHES)
+    if chosen.mechanism != "layer":
+        guarded = _GUARDED.items()
+        switches |= {k: v for k, v in guarded if not _below(changed.get(k), shared)}
     changed.update({name: text.format(inside=inside) for name, text in switches.items()})
     changed[FOLDER] = inside
     earlier = changed.get("PYTHONPATH", "")

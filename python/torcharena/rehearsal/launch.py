@@ -27,6 +27,7 @@ from .child import JOB, STOP, Job
 __all__ = [
     "ALLOCATORS",
     "Run",
+    "cache_environment",
     "command_of",
     "environment",
     "is_launcher",
@@ -50,6 +51,7 @@ _OWN_SETTINGS = (
     "TORCHARENA_ENABLE",
     "TORCHARENA_LIMIT",
     "TORCHARENA_RECORD",
+    "TORCHARENA_SPILL",
     "TORCHARENA_STRICT",
 )
 
@@ -171,9 +173,11 @@ class Run:
     seconds: float = 0.0
     processes: list[dict[str, Any]] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    reports: list[tuple[str, str]] = field(default_factory=list)  # (rank, file) of each
     note: str = ""  # of the layer over the files
     refused: list[str] = field(default_factory=list)  # files that it might not change
     output: str = ""  # the end of what it printed, where it was not shown
+    replayed: bool = False  # of a run under the arena, through torch's own allocator
 
     def _worst(self) -> dict[str, int]:
         rows = [d for p in self.processes for d in p["devices"]]
@@ -277,6 +281,7 @@ def run(
     allocator: str = "native",
     gpus: int = 1,
     limit: int | None = None,
+    spill: int | None = None,
     steps: int | None = None,
     timeout: float | None = None,
     seed: int = 0,
@@ -287,20 +292,24 @@ def run(
     ranks: int = 1,
     find_places: bool = False,
     peak_step: int | None = None,
+    report: bool = False,
     keep_files: str | None = None,
     share: Sequence[str] = (),
     quiet: bool = False,
     extra: dict[str, str] | None = None,
+    cache: str | None = None,
 ) -> Run:
     """Runs ``command`` to its end on simulated GPUs. ``folder``: an empty one for results
     and traces, which the caller removes. ``quiet``: what it prints is kept, not shown.
-    ``ranks``: so many processes, the first node's of the world."""
+    ``ranks``: so many processes, the first node's of the world. ``cache``: a folder that runs
+    share, for what `torch.compile` keeps."""
     # Where all ranks are there, each by itself knows what to do.
     world = world_size if ranks == 1 or (world_size or ranks) > ranks else None
     job = Job(
         folder=folder,
         allocator=allocator,
         limit=limit,
+        spill=spill,
         steps=steps,
         deadline=None if timeout is None else time.time() + timeout,
         seed=seed,
@@ -311,9 +320,13 @@ def run(
         ranks=ranks,
         places=find_places,
         peak_step=peak_step,
+        report=report,
     )
     env = watched_environment(card, folder=folder, gpus=gpus, job=job)
     env.update(extra or {})
+    if cache is not None:
+        env.update(cache_environment(cache, env))
+        share = [*share, cache]
     if ranks > 1:
         command = _spawning(command, ranks, world is None, folder)
     result = Run(allocator, card, limit)
@@ -327,10 +340,34 @@ def run(
     for file in sorted(Path(folder).glob("result.*.json")):
         result.processes.append(json.loads(file.read_text()))
     result.timed_out = killed or any(p["ended"] == "timeout" for p in result.processes)
+    result.reports = _reports(folder, result.processes)
     result.traces = sorted(map(str, Path(folder).glob("trace.*.trace")))
     if log is not None:
         result.output = Path(log).read_text(errors="replace")[-4000:]
     return result
+
+
+def _reports(folder: str, processes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(rank, file) of each process that left a report; without ranks, its place in order."""
+    found: list[tuple[str, str]] = []
+    for process in processes:
+        path = os.path.join(folder, f"report.{process['pid']}.json")
+        if os.path.exists(path):
+            rank = process.get("rank")
+            found.append((str(len(found)) if rank is None else str(rank), path))
+    return sorted(found, key=lambda one: int(one[0]))
+
+
+def cache_environment(folder: str, env: dict[str, str]) -> dict[str, str]:
+    """What has `torch.compile` keep its work below ``folder``, which is made, unless ``env``
+    has places for it already."""
+    os.makedirs(folder, exist_ok=True)
+    named = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {
+        name: os.path.join(folder, inside)
+        for name, inside in named.items()
+        if not env.get(name)
+    }
 
 
 def watched_environment(
@@ -354,6 +391,8 @@ def watched_environment(
         env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
         if job.limit is not None:
             env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
+        if job.spill is not None:
+            env["TORCHARENA_SPILL"] = f"{job.spill // 1024}KiB"
     if job.world_size is not None:
         env.update(alone.environment(job.world_size, job.rank, gpus))
     elif job.ranks > 1:

@@ -15,7 +15,7 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
-__all__ = ["Labels", "frame", "holders", "is_ours", "is_users", "start"]
+__all__ = ["Labels", "frame", "holders", "is_ours", "is_users", "short", "start"]
 
 EVENTS = 100_000  # of the history; at some 100 bytes each, and a kilobyte an allocation
 SHOWN = 10
@@ -251,13 +251,13 @@ def _place(frames: Any) -> tuple[str, str]:
         file = entry.get("filename", "")
         user, ours = _classes(file)
         if user:
-            return f"{_short(file)}:{entry['line']} {entry['name']}", within
+            return f"{short(file)}:{entry['line']} {entry['name']}", within
         if ours or within or file.startswith("<") or file == "??":
             continue
         if not _plumbing(file):
-            within = f"{_short(file)}:{entry['line']} {entry['name']}"
+            within = f"{short(file)}:{entry['line']} {entry['name']}"
         elif not inner and "/torch/nn/" in file:
-            inner = f"{_short(file)}:{entry['line']} {entry['name']}"
+            inner = f"{short(file)}:{entry['line']} {entry['name']}"
     if within or inner:  # a thread that a library began: DataParallel's, for one
         return within or inner, ""
     return "backward (autograd's own thread)", ""
@@ -281,7 +281,7 @@ def _plumbing(file: str) -> bool:
     )
 
 
-def _short(file: str) -> str:
+def short(file: str) -> str:
     """As a person would say it: from the working folder, or below site-packages, or from
     the program's own folder."""
     for mark in ("/site-packages/", "/dist-packages/"):

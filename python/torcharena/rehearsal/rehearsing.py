@@ -1,9 +1,11 @@
 """One rehearsal from beginning to end: the runs that a question needs, and the verdicts.
 
 The arena goes first: its recorded trace gives the smallest cap and the step of the peak.
-Then torch's own allocators, the last one with the places of what it holds. A run that runs
-out of memory is repeated once on a card that has enough, to say how much is wanting; one
-whose margin is too small to tell, once with that much less."""
+Then torch's own allocators: the program runs under the last one again, with the places of
+what it holds, and the trace stands for it under the other. A run that runs out of memory is
+repeated once on a card that has enough, to say how much is wanting; one whose margin is too
+small to tell, once with that much less: for torch's allocators by the trace again, where it
+stands for the program (`through_torch`)."""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import verdict
+from ..sizes import format_size
+from . import through_torch, verdict
 from .cards import Card, find
 from .launch import ALLOCATORS, Run, run
 from .report import Outcome, Report
@@ -33,6 +36,7 @@ class Options:
     gpu: str = "h100"
     gpus: int = 1
     limit: int | None = None  # bytes on each device
+    spill: int | None = None  # bytes of host memory, for the arena
     allocators: tuple[str, ...] = ALLOCATORS
     steps: int | None = None  # 0: to the end
     timeout: float | None = 600.0  # seconds, of each run
@@ -43,6 +47,7 @@ class Options:
     rank: int = 0
     ranks: str | None = None  # "all": the ranks of the first node, each a process
     record: str | None = None
+    report: str | None = None  # where who used what is written, .html or .json
     keep_files: str | None = None
     share: tuple[str, ...] = ()  # folders that it changes in earnest
     again: bool = True  # repeat a run that ran out, or is too close, with other memory
@@ -66,6 +71,8 @@ def rehearse_command(
             f"limit: {options.limit} bytes are more than the card has ({card.memory})"
         )
     _check_ranks(options)
+    if options.report is not None:
+        check_report(options.report, options.allocators)
     report = Report(list(shown or command), card, options.gpus, options.limit)
     with tempfile.TemporaryDirectory(prefix="torcharena-") as folder:
         session = _Session(list(command), card, options, folder, extra, say, report)
@@ -125,6 +132,8 @@ class _Session:
     count: int = 0
     peak_step: int | None = None
     steps: int | None = None  # where the first run ended by itself, the others do
+    full: Run | None = None  # the arena's, whose trace stands for torch's allocators too
+    ran_out: bool = False  # the arena, on the card that was asked for
 
     def once(self, allocator: str, card: Card, limit: int | None, **more: Any) -> Run:
         options = self.options
@@ -139,6 +148,7 @@ class _Session:
             allocator=allocator,
             gpus=options.gpus,
             limit=limit,
+            spill=options.spill,
             steps=options.steps if self.steps is None else self.steps,
             timeout=options.timeout,
             seed=options.seed,
@@ -149,10 +159,12 @@ class _Session:
             ranks=1 if options.ranks is None else options.gpus,
             find_places=places,
             peak_step=self.peak_step,
+            report=options.report is not None and self.count == 1,
             keep_files=options.keep_files if self.count == 1 else None,
             share=options.share,
             quiet=options.quiet or self.count > 1,
             extra=self.extra,
+            cache=os.path.join(self.folder, "compiled"),
             **more,
         )
         if done.ended == "settled" and self.steps is None:
@@ -161,24 +173,63 @@ class _Session:
 
     def outcome(self, allocator: str) -> Outcome:
         """The verdict under one allocator, of one run or two."""
-        self.say(f"{allocator}: running")
-        done = self.once(allocator, self.card, self.options.limit)
+        card, limit = self.card, self.options.limit
+        done = None
+        # What is held, and where memory runs out, a run alone can say.
+        others = "native" in self.options.allocators and not self.ran_out
+        if allocator == "expandable" and others:
+            done = self.replayed(allocator, card, limit)
+        if done is None or done.oom:
+            self.say(f"{allocator}: running")
+            done = self.once(allocator, card, limit)
         if allocator == "arena":
             return self.arena(done)
         return self.torchs(done)
 
+    def replayed(self, allocator: str, card: Card, limit: int | None) -> Run | None:
+        """The program under one of torch's allocators, by the arena's trace; None where that
+        does not stand for it."""
+        if self.full is None:
+            return None
+        self.say(f"{allocator}: replaying")
+        options = self.options
+        return through_torch.again(
+            self.full,
+            allocator,
+            card,
+            limit,
+            gpus=options.gpus,
+            timeout=options.timeout,
+        )
+
+    def again(self, allocator: str, card: Card, limit: int | None) -> Run:
+        """Where only the figures matter."""
+        done = self.replayed(allocator, card, limit)
+        return self.once(allocator, card, limit) if done is None else done
+
     def arena(self, done: Run) -> Outcome:
         if self.options.record is not None:
             _keep(done.traces, self.options.record)
+        if self.options.report is not None:
+            self.report.pages = _write_reports(done.reports, self.options.report)
         if done.failed or done.timed_out:
             return Outcome(done, verdict.judge(done, None))
         full = done
         if done.oom:
+            self.ran_out = True
             if not self.options.again:
                 return Outcome(done, verdict.judge(done, None))
             full = self.with_enough("arena")
             if full.exit_code != 0 or full.timed_out:
                 return Outcome(done, verdict.judge(done, None))
+        spilled = max((p.get("spilled", 0) for p in done.processes), default=0)
+        if spilled and not done.oom:
+            why = f"with at most {format_size(spilled)} in host memory"
+            self.peak_step = verdict.peak_step(done)
+            return Outcome(
+                done, verdict.Verdict(verdict.FITS, why=why), need=done.peak_reserved
+            )
+        self.full = full if through_torch.whole(full) else None
         self.say("arena: replaying for the smallest cap")
         cap = verdict.smallest_cap(full)
         self.peak_step = verdict.peak_step(full)
@@ -205,9 +256,9 @@ class _Session:
         if less > 0:
             if self.options.limit is None:
                 smaller = self.card.of_size(self.card.memory - first.unsure)
-                second = self.once(done.allocator, smaller, None)
+                second = self.again(done.allocator, smaller, None)
             else:
-                second = self.once(done.allocator, self.card, less)
+                second = self.again(done.allocator, self.card, less)
             if second.exit_code == 0 and not second.timed_out:
                 outcome.verdict = replace(
                     first,
@@ -219,7 +270,37 @@ class _Session:
     def with_enough(self, allocator: str) -> Run:
         self.say(f"{allocator}: it runs out; once more with memory enough")
         memory = min(_MOST, max(_AT_LEAST, _ENOUGH * self.card.memory))
-        return self.once(allocator, self.card.of_size(memory), None)
+        return self.again(allocator, self.card.of_size(memory), None)
+
+
+def check_report(path: str, allocators: Sequence[str]) -> None:
+    """Raises ValueError where no report can be written there."""
+    if "arena" not in allocators:
+        raise ValueError(
+            "report: only the arena's run is tracked; accepted are the allocators arena and "
+            "all"
+        )
+    if not path.endswith((".html", ".htm", ".json")):
+        raise ValueError(f"report {path!r}: a name that ends in .html or .json")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ValueError(f"report {path!r}: there is no folder {folder}")
+
+
+def _write_reports(found: list[tuple[str, str]], path: str) -> list[str]:
+    """Each process's report goes where the user wants it: ``%r`` is the rank, without which
+    several get it before the name's end. Returns the files."""
+    from .. import reporting
+
+    if len(found) > 1 and "%r" not in path:
+        stem, end = os.path.splitext(path)
+        path = f"{stem}.rank%r{end}"
+    written = []
+    for rank, file in found:
+        target = path.replace("%r", rank)
+        reporting.load(file).save(target)
+        written.append(target)
+    return written
 
 
 def _keep(traces: list[str], path: str) -> None:

@@ -39,6 +39,8 @@ _DECIDING = (
     "equal",
 )
 _REST = "activations and the rest"
+_OUTSIDE = "outside phases"
+_GROWTH_STEPS = 6  # before which growth cannot be told
 _SEEN = 8  # places of guesses in the text
 _WORKSPACES = {
     "told": "as the real libcudnn says of the card",
@@ -73,6 +75,7 @@ class Outcome:
             "peak_reserved": run.peak_reserved,
             "allocations": run.figure("allocations"),
             "retries": run.retries,
+            "replayed": run.replayed,
             "oom": run.oom,
             "ooms": run.ooms,
             "exit_code": run.exit_code,
@@ -106,6 +109,8 @@ class Report:
     gpus: int = 1
     limit: int | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    #: Files that say who used what; None: not asked for.
+    pages: list[str] | None = None
 
     # --- for programs -----------------------------------------------------------------------
     @property
@@ -155,6 +160,17 @@ class Report:
         """What holds the peak: ``kinds`` (bytes) and ``places`` (the largest)."""
         for outcome in reversed(self.outcomes):
             found: dict[str, Any] | None = outcome.run.first("holders")
+            if found:
+                return found
+        return None
+
+    @property
+    def tracked(self) -> dict[str, Any] | None:
+        """Where a report was asked for, of the process that requested most: the peak's bytes,
+        ``phase``, ``step``, ``categories``, ``phases``, the largest ``modules``, and
+        ``growth``."""
+        for outcome in self.outcomes:
+            found: dict[str, Any] | None = outcome.run.first("tracked")
             if found:
                 return found
         return None
@@ -227,6 +243,8 @@ class Report:
             smallest_cap=self.smallest_cap,
             ranks=self.ranks,
             holders=self.holders,
+            tracked=self.tracked,
+            reports=self.pages,
             not_seen=self.not_seen,
             guessed=self.guessed,
             workspaces=self.outcomes[0].run.first("workspaces"),
@@ -251,7 +269,9 @@ class Report:
             self._ranks,
             self._cap,
             self._holders,
+            self._tracked,
             self._doubts,
+            self._pages,
         ):
             told = section(width)
             if told:
@@ -356,6 +376,11 @@ class Report:
                     "the peak, and what is not measured of the card)",
                     width,
                 )
+            if run.replayed:
+                lines += _wrapped(
+                    f"{name}: not run; asked once more for what the arena was asked for",
+                    width,
+                )
             if run.ooms and run.exit_code == 0:
                 lines += _wrapped(
                     f"{name}: refused {_count(run.ooms, 'request')}, and the script went on",
@@ -427,6 +452,9 @@ class Report:
         return lines
 
     def _cap(self, width: int) -> list[str]:
+        for outcome in self.outcomes:
+            if "in host memory" in outcome.verdict.why:
+                return _wrapped(f"The arena runs it {outcome.verdict.why}.", width)
         cap = self.smallest_cap
         if cap is None:
             return []
@@ -462,6 +490,52 @@ class Report:
                 line += f", in {_end_of(row['within'], room)}"
             lines.append(_shortened(line, width))
         return lines
+
+    def _tracked(self, width: int) -> list[str]:
+        """By category, phase and module, where the run was tracked."""
+        found = self.tracked
+        if not found or "categories" not in found:
+            return []
+
+        def listed(sizes: dict[str, int]) -> str:
+            shown = [(name, size) for name, size in sizes.items() if size][:6]
+            return ", ".join(f"{name or _OUTSIDE} {_up(size)}" for name, size in shown)
+
+        when = f"in {found['phase']}" if found["phase"] else "outside phases"
+        step = f", step {found['step']}" if found["steps"] else ""
+        moment = "When it ran out" if found["requested"] else "At the arena's peak"
+        lines = _wrapped(
+            f"{moment} ({_up(found['bytes'])}, {when}{step}): {listed(found['categories'])}",
+            width,
+        )
+        lines += _wrapped(f"  allocated in: {listed(found['phases'])}", width)
+        modules = {
+            f"{row['module'] or 'outside'}"
+            + (f" ({row['modules']})" if row["modules"] > 1 else ""): row["peak"]
+            for row in found["modules"]
+        }
+        if modules:
+            lines += _wrapped(f"  by module: {listed(modules)}", width)
+        for row in found["growth"]:
+            lines += _wrapped(
+                f"  It grows by {_up(row['bytes_per_step'])} a step: {row['category']}, "
+                f"allocated in {row['phase'] or _OUTSIDE}"
+                + (f", {row['module']}" if row.get("module") else "")
+                + (f", {row['place']}" if row.get("place") else ""),
+                width,
+            )
+        if not found["growth"] and found["steps"] >= _GROWTH_STEPS:
+            lines.append("  It does not grow from step to step.")
+        return lines
+
+    def _pages(self, width: int) -> list[str]:
+        """Where the reports are."""
+        if self.pages is None:
+            return []
+        if self.pages:
+            return _wrapped(f"Who used what, and when: {', '.join(self.pages)}", width)
+        problem = (self.tracked or {}).get("problem", "no process used the GPU's memory")
+        return _wrapped(f"No report was written: {problem}.", width)
 
     def _doubts(self, width: int) -> list[str]:
         """What was guessed."""

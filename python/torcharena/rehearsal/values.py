@@ -18,7 +18,6 @@ autograd's threads take the one of the forward pass.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import sys
@@ -33,16 +32,15 @@ from torch.utils._python_dispatch import (
 )
 
 from . import guesses, inside
+from .contents import WIDEST, Simulated, is_dense, is_float, tensors_in, view_of
+from .guessing import CHOICES, EQUALITIES, SPRINKLED, Guesser
 
 __all__ = ["DEFAULT_LIMIT", "Values"]
 
 DEFAULT_LIMIT = 1 << 17  #: elements up to which floats are computed
 _WORK = 1 << 25  # multiplications up to which a product is computed
-_WIDEST = 8  # bytes of an element
 _ALL = (1 << 64) - 1
 _FEED = 1 << 22  # elements up to which a large float is fed at random; above, outputs are
-_SPRINKLED = 1 << 24  # booleans up to which all are random, and how many are beyond:
-_SPOTS = 16  # in so many parts, of a mebibyte each
 _aten = torch.ops.aten
 _ADD, _ADD_ = _aten.add.Tensor, _aten.add_.Tensor
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__  # autograd, from this thread
@@ -116,18 +114,6 @@ _PRODUCTS = (
 )
 _ZEROS = ("zero_", "zeros", "zeros_like", "new_zeros")
 _OVERWRITES = ("copy_", "fill_", "normal_", "random_", "uniform_", "zero_")
-_EQUALITIES = ("eq", "ne", "isnan", "isinf", "isfinite")
-_CHOICES = (
-    "argmax",
-    "argmin",
-    "max",
-    "min",
-    "topk",
-    "sort",
-    "argsort",
-    "multinomial",
-    "mode",
-)
 
 
 class _Plan:
@@ -179,66 +165,21 @@ class _Plan:
 _PLAN_ADD_ = _Plan(_ADD_)
 
 
-def _tensors(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors among arguments or results, lists and tuples included."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            _tensors(value, found)
-    return found
-
-
 def _is_in(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
     return any(tensor is other for other in tensors)
 
 
 def _is_for_device(args: Any, kwargs: Any) -> bool:
     """An operator on the simulated GPU: no tensor is elsewhere, nor is it asked for there."""
-    tensors = _tensors(args, _tensors(kwargs.values(), []))
+    tensors = tensors_in(args, tensors_in(kwargs.values(), []))
     if tensors:
         return any(t.is_cuda for t in tensors)
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == "cuda"
 
 
-def _is_float(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
-
-
 def _uses_of_storage(tensor: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Its elements, in some order of the dimensions, lie side by side."""
-    if tensor.is_contiguous():
-        return True
-    next_to = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != next_to:
-                return False
-            next_to *= size
-    return True
-
-
-def _view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same bytes as a tensor of the simulated GPU."""
-    if tensor.numel() == 0:
-        return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-        )
-    storage = tensor.untyped_storage()
-    memory = torch._C._construct_storage_from_data_pointer(
-        storage.data_ptr(), torch.device("cpu"), storage.nbytes()
-    )
-    view = torch.empty((0,), dtype=tensor.dtype, device="cpu").set_(
-        memory, tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
-    if tensor.is_conj():
-        view = view.conj()
-    return view
 
 
 def _stack() -> list[Any]:
@@ -284,40 +225,13 @@ class Values(TorchDispatchMode):
         super().__init__()
         if limit is None:
             limit = int(os.environ.get("TORCHARENA_VALUES_LIMIT", DEFAULT_LIMIT))
-        self.limit = limit
+        self.memory = Simulated(limit)
+        self.known = self.memory.known
+        self.guesser = Guesser(self.memory, seed)
         self.plans: dict[Any, _Plan] = {}
         self.guessed: Counter[str] = Counter()  #: operators fed or filled at random
         self.guesses = guesses.Guesses()  #: which contents are, and where one was read
         self.failed: Counter[str] = Counter()  #: operators the CPU could not compute
-        self.generator = torch.Generator().manual_seed(seed)
-        self.tile = torch.rand(1 << 18, generator=self.generator)
-        self.bits = self.tile > 0.5
-        # The same in each type, to be copied: (address, bytes, the tensor that keeps it).
-        self.tiles: dict[torch.dtype, tuple[int, int, torch.Tensor]] = {}
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.bool):
-            tile = self.bits if dtype is torch.bool else self.tile[: limit * 2].to(dtype)
-            size = tile.numel() * tile.element_size()
-            self.tiles[dtype] = (tile.data_ptr(), size, tile)
-        try:
-            skip = ctypes.CDLL(None).ta_simcuda_skip_above
-            skip.argtypes, skip.restype = [ctypes.c_size_t], None
-            self.skip: Any = skip
-            device_skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
-            device_skip.argtypes, device_skip.restype = [ctypes.c_size_t], None
-            self.device_skip: Any = device_skip
-            touched = ctypes.CDLL(None).ta_simcuda_copy_touched
-            touched.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-            touched.restype = ctypes.c_size_t
-            self.touched: Any = touched
-            zero = ctypes.CDLL(None).ta_simcuda_zero
-            zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-            self.zero: Any = zero
-            own_modes = ctypes.CDLL(None).ta_simcuda_own_modes
-            own_modes.argtypes, own_modes.restype = [ctypes.c_int], None
-            self.own_modes: Any = own_modes
-        except AttributeError:
-            self.skip = self.device_skip = self.zero = self.touched = None
-            self.own_modes = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -342,10 +256,10 @@ class Values(TorchDispatchMode):
 
         self.printing: Any = inner
         printing._str_intern = printed
-        if self.device_skip is not None:
-            self.device_skip(self.limit * _WIDEST)
-        if self.own_modes is not None:
-            self.own_modes(1)
+        if self.memory.device_skip is not None:
+            self.memory.device_skip(self.memory.limit * WIDEST)
+        if self.memory.own_modes is not None:
+            self.memory.own_modes(1)
         super().__enter__()
         return self
 
@@ -354,26 +268,27 @@ class Values(TorchDispatchMode):
 
         super().__exit__(*error)
         printing._str_intern = self.printing
-        if self.device_skip is not None:
-            self.device_skip(0)
-        if self.own_modes is not None:
-            self.own_modes(0)
+        if self.memory.device_skip is not None:
+            self.memory.device_skip(0)
+        if self.memory.own_modes is not None:
+            self.memory.own_modes(0)
 
     @contextlib.contextmanager
     def exactly(self, tensors: list[torch.Tensor]) -> Iterator[None]:
         """Copies of large integers on the device are made, unlike those of floats."""
-        large = self.skip is not None and any(
-            not _is_float(t) and t.numel() * t.element_size() > self.limit * _WIDEST
+        memory = self.memory
+        large = memory.skip is not None and any(
+            not is_float(t) and t.numel() * t.element_size() > memory.limit * WIDEST
             for t in tensors
         )
         if not large:
             yield
             return
-        self.skip(_ALL)
+        memory.skip(_ALL)
         try:
             yield
         finally:
-            self.skip(0)
+            memory.skip(0)
 
     def again(self) -> Any:
         """The mode itself, without what entering it at first does."""
@@ -386,68 +301,6 @@ class Values(TorchDispatchMode):
             "failed": dict(list(self.failed.items())),
         }
 
-    # --- what is known ------------------------------------------------------------------
-    def known(self, tensor: torch.Tensor) -> bool:
-        """True where the contents are kept: integers, booleans, small floats, the CPU's."""
-        if not tensor.is_cuda:
-            return True
-        if tensor.layout is not torch.strided or tensor._is_zerotensor():
-            return False  # the latter: forward derivatives' zeros, which have no memory
-        if not _is_float(tensor):
-            return True
-        if tensor.numel() > self.limit:
-            return False
-        return bool(
-            tensor.untyped_storage().nbytes() <= self.limit * tensor.element_size()
-        )
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        """Random contents: floats in [0, 1), booleans, small integers left as they are."""
-        tile = self.tiles.get(tensor.dtype)
-        if tile is not None and tensor.is_contiguous():
-            size = tensor.numel() * tensor.element_size()
-            if size <= tile[1]:
-                ctypes.memmove(tensor.data_ptr(), tile[0], size)
-                return
-            if tensor.dtype is torch.bool:
-                self._sprinkle(tensor.data_ptr(), size)
-                return
-        out = _view(tensor)
-        if out.dtype is torch.bool:
-            source = self.bits
-        elif _is_float(out):
-            source = self.tile
-        else:
-            return
-        count = out.numel()
-        if count <= source.numel():
-            out.copy_(source[:count].view(out.shape))
-            return
-        whole = source.repeat(-(-count // source.numel()))[:count]
-        out.copy_(whole.view(out.shape))
-
-    def _sprinkle(self, address: int, size: int) -> None:
-        """Random booleans; where there are very many, in parts of them, spread evenly, and
-        none between: a mask over large floats takes little host memory."""
-        source, most, _ = self.tiles[torch.bool]
-        if size > _SPRINKLED and self.zero is not None and not self.zero(address, size):
-            part = _SPRINKLED // _SPOTS
-            step = size // _SPOTS // part * part
-            for spot in range(_SPOTS):
-                for at in range(0, part, most):
-                    ctypes.memmove(address + spot * step + at, source, most)
-            return
-        for at in range(0, size, most):
-            ctypes.memmove(address + at, source, min(most, size - at))
-
-    def random_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Random numbers in the shape of a tensor whose contents are unknown."""
-        count = tensor.numel()
-        start = int(torch.randint(0, 1 << 12, (1,), generator=self.generator))
-        repeats = -(-(count + start) // self.tile.numel())
-        flat = self.tile if repeats == 1 else self.tile.repeat(repeats)
-        return flat[start : start + count].view(tensor.shape).to(tensor.dtype)
-
     # --- converting arguments -------------------------------------------------------------
     def _convert(self, value: Any, reads: bool = False) -> Any:
         """An argument for the CPU. ``reads``: it is not written to."""
@@ -455,28 +308,28 @@ class Values(TorchDispatchMode):
             if not value.is_cuda:
                 return value
             if not self.known(value):
-                return self.random_like(value)
-            return self._sparsely(value) if reads else _view(value)
+                return self.guesser.like(value)
+            return self._sparsely(value) if reads else view_of(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._convert(v, reads) for v in value)
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
-            return self.generator
+            return self.guesser.generator
         return value
 
     def _sparsely(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `_view`; of much memory, most of which nobody wrote, a copy of what was
         written: to read the rest in its place would make its pages."""
         size = tensor.numel() * tensor.element_size()
-        if size <= _SPRINKLED or self.touched is None or not tensor.is_contiguous():
-            return _view(tensor)
-        if self.touched(None, tensor.data_ptr(), size) > size // 4:
-            return _view(tensor)
+        if size <= SPRINKLED or self.memory.touched is None or not tensor.is_contiguous():
+            return view_of(tensor)
+        if self.memory.touched(None, tensor.data_ptr(), size) > size // 4:
+            return view_of(tensor)
         zeros = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory = torch.frombuffer(zeros, dtype=tensor.dtype)
-        self.touched(memory.data_ptr(), tensor.data_ptr(), size)
-        return memory.view(tensor.shape)
+        copy = torch.frombuffer(zeros, dtype=tensor.dtype)
+        self.memory.touched(copy.data_ptr(), tensor.data_ptr(), size)
+        return copy.view(tensor.shape)
 
     def _on_cpu(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """The operator on the CPU over the same memory; None where it cannot."""
@@ -490,11 +343,11 @@ class Values(TorchDispatchMode):
                 return func(*cpu_args, **cpu_kwargs)
             # The user's generator must not notice.
             state = torch.get_rng_state()
-            torch.set_rng_state(self.generator.get_state())
+            torch.set_rng_state(self.guesser.generator.get_state())
             try:
                 return func(*cpu_args, **cpu_kwargs)
             finally:
-                self.generator.set_state(torch.get_rng_state())
+                self.guesser.generator.set_state(torch.get_rng_state())
                 torch.set_rng_state(state)
         except (RuntimeError, NotImplementedError, IndexError, TypeError):
             self.failed[plan.name] += 1
@@ -539,11 +392,11 @@ class Values(TorchDispatchMode):
         if kind == _COPY:
             return self._copy(func, plan, args, kwargs)
         if plan.name == "_linalg_check_errors" and args[0].is_cuda:
-            return func(_view(args[0]), *args[1:], **kwargs)
+            return func(view_of(args[0]), *args[1:], **kwargs)
         if kind == _INDEX:
             args = self._indices(args)
         elif kind == _DYNAMIC:
-            inputs = _tensors(args, [])
+            inputs = tensors_in(args, [])
             if any(t.is_cuda for t in inputs) and all(
                 t.layout is torch.strided for t in inputs
             ):
@@ -566,23 +419,23 @@ class Values(TorchDispatchMode):
             and one.dtype == other.dtype
             and one.shape == other.shape
             and not one._is_zerotensor()
-            and _is_dense(one)
+            and is_dense(one)
             and (one._use_count(), sys.getrefcount(one), _uses_of_storage(one)) == _ALONE
         )
 
     def _between_ranks(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """Small contents are the stand-ins' of NCCL, but for small floats out of large ones."""
-        inputs = _tensors(args, [])
+        inputs = tensors_in(args, [])
         with self.exactly(inputs):
             result = func(*args, **kwargs)
-        outputs = [t for t in _tensors((result,), []) if t.is_cuda]
+        outputs = [t for t in tensors_in((result,), []) if t.is_cuda]
         places = {id(t) for t in outputs}
         if any(id(t) not in places and not self.known(t) for t in inputs):
-            wanted = [t for t in outputs if t.numel() and _is_float(t) and self.known(t)]
+            wanted = [t for t in outputs if t.numel() and is_float(t) and self.known(t)]
             if wanted:
                 self.guessed[plan.name] += 1
             for tensor in wanted:
-                self.fill(tensor)
+                self.guesser.fill(tensor)
         return result
 
     def _item(self, func: Any, args: Any) -> Any:
@@ -590,23 +443,23 @@ class Values(TorchDispatchMode):
         if args[0].is_cuda and isinstance(value, float) and not self.known(args[0]):
             self.guessed["item"] += 1
             self.guesses.seen(guesses.READ)
-            value = float(torch.rand((), generator=self.generator))
+            value = self.guesser.number()
         elif self.guesses.among(args[:1]):
             self.guesses.seen(guesses.READ)
         return value
 
     def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """Copies move bytes themselves, but large floats' need not; casts are kernels."""
-        inputs = _tensors(args, _tensors(kwargs.values(), []))
-        large = self.skip is not None and any(
-            _is_float(t) and t.numel() > self.limit for t in inputs
+        inputs = tensors_in(args, tensors_in(kwargs.values(), []))
+        large = self.memory.skip is not None and any(
+            is_float(t) and t.numel() > self.memory.limit for t in inputs
         )
         if large:
-            self.skip(self.limit)
+            self.memory.skip(self.memory.limit)
             try:
                 result = func(*args, **kwargs)
             finally:
-                self.skip(0)
+                self.memory.skip(0)
         else:
             with self.exactly(inputs):
                 result = func(*args, **kwargs)
@@ -625,7 +478,7 @@ class Values(TorchDispatchMode):
             # To the host: only plain bytes are moved, what else there is is a kernel's.
             plain = source.is_contiguous() and result.is_contiguous()
             if not plain or source.dtype != result.dtype:
-                result.copy_(_view(source))
+                result.copy_(view_of(source))
         else:
             self._after(func, plan, args, kwargs, result)
         return result
@@ -645,7 +498,7 @@ class Values(TorchDispatchMode):
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 made.append(index)
                 continue
-            places = _view(index).nonzero() if index.is_cuda else index.nonzero()
+            places = view_of(index).nonzero() if index.is_cuda else index.nonzero()
             on_device = self._give(places, index.device)
             made.extend(on_device.select(1, j) for j in range(index.dim()))
         return (args[0], made, *args[2:])
@@ -658,7 +511,7 @@ class Values(TorchDispatchMode):
             return value
         out = torch.empty(value.shape, dtype=value.dtype, device=device)
         if value.numel():
-            _view(out).copy_(value)
+            view_of(out).copy_(value)
         return out
 
     def _sized_by_values(
@@ -680,7 +533,7 @@ class Values(TorchDispatchMode):
             return func(*args, **kwargs)
         device = next(t.device for t in inputs if t.is_cuda)
         made = self._give(result, device)
-        self.guesses.mark(_tensors((made,), []), guess)
+        self.guesses.mark(tensors_in((made,), []), guess)
         return made
 
     def _after(self, func: Any, plan: _Plan, args: Any, kwargs: Any, result: Any) -> None:
@@ -690,12 +543,12 @@ class Values(TorchDispatchMode):
             value = (
                 kwargs.get(name) if keyword or position >= len(args) else args[position]
             )
-            _tensors((value,), written)
-        outputs = written or _tensors((result,), [])
+            tensors_in((value,), written)
+        outputs = written or tensors_in((result,), [])
         wanted = [t for t in outputs if t.numel() and t.is_cuda and self.known(t)]
         if not wanted:
             return
-        if plan.name in _ZEROS and self._zeroed(outputs):
+        if plan.name in _ZEROS and self.memory.zeroed(outputs[0]):
             self.guesses.mark(wanted, False)
             return
         with _OneThread():
@@ -713,11 +566,11 @@ class Values(TorchDispatchMode):
     ) -> None:
         """The contents of ``wanted``, those of ``outputs`` that are kept; ``written``: the
         arguments among them."""
-        inputs = _tensors(args, _tensors(kwargs.values(), []))
+        inputs = tensors_in(args, tensors_in(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
             return
-        integers = [t for t in wanted if not _is_float(t)]
+        integers = [t for t in wanted if not is_float(t)]
         much = (
             not unknown
             and plan.name in _PRODUCTS
@@ -735,60 +588,33 @@ class Values(TorchDispatchMode):
             if not integers:
                 if not written:
                     for tensor in wanted:
-                        self.fill(tensor)
+                        self.guesser.fill(tensor)
                 return
             if plan.name.startswith(("linalg_", "_linalg_")):
-                self._factor(plan, outputs)
+                self.guesser.factor(plan.name, outputs)
                 return
-            quick = plan.name in _CHOICES or plan.name in _EQUALITIES
+            quick = plan.name in CHOICES or plan.name in EQUALITIES
             if quick or max(t.numel() for t in unknown) > _FEED:
-                chosen = self._choose(plan, args, kwargs, outputs, unknown[0])
+                chosen = self.guesser.choose(plan.name, args, kwargs, outputs, unknown[0])
                 if chosen:
                     return
         elif much:
             self.guessed[plan.name] += 1
             for tensor in wanted:
-                self.fill(tensor)
+                self.guesser.fill(tensor)
             return
         values = self._on_cpu(func, plan, args, kwargs)
         if written:
             return
         if values is None:
             for tensor in wanted:
-                if _is_float(tensor):
-                    self.fill(tensor)
+                if is_float(tensor):
+                    self.guesser.fill(tensor)
             return
-        for tensor, value in zip(outputs, _tensors((values,), []), strict=False):
+        for tensor, value in zip(outputs, tensors_in((values,), []), strict=False):
             known = tensor.is_cuda and tensor.numel() and self.known(tensor)
             if known and tensor.shape == value.shape:
-                _view(tensor).copy_(value)
-
-    def _factor(self, plan: _Plan, outputs: list[torch.Tensor]) -> None:
-        """A factorisation of an unknown matrix: it succeeds, without exchanges of rows. Of
-        random numbers most fail."""
-        for place, tensor in enumerate(outputs):
-            if not self.known(tensor) or not tensor.numel():
-                continue
-            if _is_float(tensor):
-                self.fill(tensor)
-            elif plan.name == "linalg_lstsq":  # the rank
-                _view(tensor).fill_(outputs[0].shape[-2])
-            elif plan.name.endswith("_ex") and place == len(outputs) - 1:
-                _view(tensor).zero_()
-            else:
-                pivots = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype)
-                _view(tensor).copy_(pivots.expand(tensor.shape))
-
-    def _zeroed(self, outputs: list[torch.Tensor]) -> bool:
-        """Zeros need no computing; large ones are made by giving their pages back."""
-        tensor = outputs[0]
-        size = tensor.numel() * tensor.element_size()
-        if not tensor.is_cuda or not tensor.is_contiguous():
-            return False
-        if size <= self.limit * _WIDEST:
-            ctypes.memset(tensor.data_ptr(), 0, size)
-            return True
-        return bool(self.zero is not None and self.zero(tensor.data_ptr(), size) == 0)
+                view_of(tensor).copy_(value)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
@@ -802,59 +628,3 @@ class Values(TorchDispatchMode):
         return max(t.numel() for t in outputs) * max(
             t.shape[-1] for t in inputs if t.dim()
         )
-
-    def _choose(
-        self,
-        plan: _Plan,
-        args: Any,
-        kwargs: Any,
-        outputs: list[torch.Tensor],
-        source: torch.Tensor,
-    ) -> bool:
-        """Random results without looking at large floats. False where it cannot tell how."""
-        name = plan.name
-        if name in ("argmax", "argmin", "max", "min", "mode", "topk", "multinomial"):
-            position = 2 if name in ("topk", "multinomial") else 1
-            dim = args[position] if len(args) > position else kwargs.get("dim")
-            if name in ("topk", "multinomial") and not isinstance(dim, int):
-                dim = -1
-            high = source.numel() if dim is None else source.shape[dim]
-            for tensor in outputs:
-                if _is_float(tensor):
-                    if self.known(tensor):
-                        self.fill(tensor)
-                    continue
-                out = _view(tensor)
-                if name == "topk" and dim is not None:
-                    # distinct along the dimension
-                    count = tensor.shape[dim]
-                    shape = list(tensor.shape)
-                    shape[dim] = 1
-                    first = torch.randint(0, high, shape, generator=self.generator)
-                    steps = torch.arange(count).view(
-                        [
-                            -1 if d == dim % tensor.dim() else 1
-                            for d in range(tensor.dim())
-                        ]
-                    )
-                    out.copy_((first + steps * max(1, high // max(1, count))) % high)
-                else:
-                    out.random_(0, max(1, high), generator=self.generator)
-            return True
-        if name in ("sort", "argsort"):
-            return False
-        for tensor in outputs:
-            if tensor.dtype is torch.bool:
-                if name in ("isnan", "isinf", "isneginf", "isposinf", "eq", "ne"):
-                    # Two random numbers are hardly ever equal; the same one always is.
-                    same = len(args) > 1 and args[0] is args[1]
-                    value = (name == "ne") != same if name in ("eq", "ne") else False
-                    if value or not self._zeroed([tensor]):
-                        _view(tensor).fill_(value)
-                elif name == "isfinite":
-                    _view(tensor).fill_(True)
-                else:
-                    self.fill(tensor)
-            elif _is_float(tensor) and self.known(tensor):
-                self.fill(tensor)
-        return True

@@ -1,0 +1,82 @@
+"""examples/out_of_memory: its figures in docs/out-of-memory.md are what its command gives, and
+a run that died goes on with a smaller batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "out_of_memory"
+sys.path.insert(0, str(EXAMPLE))
+
+import measure  # noqa: E402
+
+with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+
+
+def row_in_docs(name: str) -> tuple[float, str]:
+    """GiB with all above, and the verdict."""
+    _, _, rest = measure.DOC.read_text().partition(measure.BEGIN)
+    table, _, _ = rest.partition(measure.END)
+    (row,) = [one for one in table.splitlines() if f"| {measure.WHAT[name]} |" in one]
+    _, _, _, _, all_above, verdict, _ = (cell.strip() for cell in row.split("|"))
+    return float(all_above.removesuffix(" GiB")), verdict
+
+
+@with_torch
+@pytest.mark.parametrize("name", ["bf16", "accumulate"])
+def test_the_docs_figures_are_what_the_command_gives(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(simulated.PACKAGE.parent))
+    found = measure.rehearse(measure.flags_above(name))
+    gib, verdict = row_in_docs(name)
+    assert found["need"] / measure.GIB == pytest.approx(gib, rel=0.02)
+    assert found["verdict"] == verdict
+
+
+def test_the_table_has_every_row() -> None:
+    assert row_in_docs("as it is")[1] == "does not fit"
+    assert all(row_in_docs(name)[0] > 1 for name in measure.ROWS)
+    assert measure.flags_above("item") == "--no-grad --item"
+    assert "one-by-one" not in measure.flags_above("adafactor")
+
+
+@with_torch
+def test_what_died_goes_on_with_half_the_batch(tmp_path: Path) -> None:
+    env = simulated.environment(TORCHARENA_LIMIT="6GiB")
+
+    def run(*flags: str) -> Any:
+        small = ("--width", "128", "--layers", "2")
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", str(EXAMPLE / "train.py"), *small, *flags],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=simulated.TIMEOUT,
+            check=False,
+        )
+
+    died = run()
+    assert died.returncode == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory." in died.stderr
+    assert "step 4" not in died.stdout
+    assert "Out of memory" in (tmp_path / "oom.html").read_text()
+    (tmp_path / "oom.html").unlink()
+    went_on = run("--resume", "last.pt", "--batch-size", "8", "--accumulate", "2")
+    assert went_on.returncode == 0, went_on.stderr
+    lines = went_on.stdout.splitlines()
+    assert lines[0] == "goes on at step 3"
+    assert lines[1] == "step 4: evaluated 2 batches"
+    assert lines[-1] == "done after 6 steps"
+    assert not (tmp_path / "oom.html").exists()
+    import torch
+
+    state = torch.load(tmp_path / "last.pt", map_location="cpu")
+    assert state["step"] == 3 == state["optimizer"]["state"][0]["step"]
