@@ -1,6 +1,6 @@
 /* exchange.c - live pages change places, at the same addresses.
  *
- * Called by region.c and step.c, the only ones who may: inside a user's call, after all work
+ * Called by sleep.c and step.c, the only ones who may: inside a user's call, after all work
  * of the device. Copies run on a stream of our own between a slot's address and the host
  * page's own, so nothing is mapped twice for them; `pages` is dropped while they are waited
  * for. A block may be freed meanwhile: then its slot is left as it is and swept later. At every
@@ -82,9 +82,10 @@ static ta_status unmap(ta_device *d, const ta_move *m)
     return status;
 }
 
-static void give_page(ta_device *d, ta_move *m, ta_handle page)
+static void give_page(ta_device *d, const ta_move *m, ta_handle page, bool release)
 {
     ta_count_mapped(m->arena, -1);
+    if (release && !ta_page_release(d, page, m->chunk->page_bytes)) return;
     if (!ta_ready_push(d, page, m->chunk->page_bytes))
         ta_page_release(d, page, m->chunk->page_bytes);
 }
@@ -198,7 +199,7 @@ static void arrive(ta_device *d, ta_moves *m, bool good)
             } else if (!unmap(d, at)) {
                 ta_slot_become(at->arena, at->chunk, at->slot,
                                at->page ? TA_SLOT_AWAY : TA_SLOT_VOID, at->page);
-                give_page(d, at, page);
+                give_page(d, at, page, false);
             }
         }
         ta_lock_drop(&at->arena->lock);
@@ -301,7 +302,8 @@ static ta_status leave(ta_device *d, ta_move *m, bool keep, ta_moves *all)
     if (was.state == TA_SLOT_DEVICE && is_idle(m)) return TA_OK;
     ta_status status = was.state == TA_SLOT_AWAY ? TA_OK : unmap(d, m);
     if (status) return status;
-    if (was.state == TA_SLOT_DEVICE || was.state == TA_SLOT_COMING) give_page(d, m, page);
+    if (was.state == TA_SLOT_DEVICE || was.state == TA_SLOT_COMING)
+        give_page(d, m, page, all->release);
     ta_host_page *holds = was.state == TA_SLOT_DEVICE ? m->page : was.page;
     if (was.state == TA_SLOT_DEVICE) m->page = NULL;
     if (!keep && holds) {

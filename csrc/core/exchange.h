@@ -17,6 +17,8 @@ typedef struct ta_move {
 typedef struct ta_moves {
     ta_move *at;
     size_t count, capacity;
+    bool
+        release; /* pages that leave the device go to the driver at once, not to the ready */
     uint64_t copied, dropped; /* bytes, once done */
     double copy_us;
 } ta_moves;
@@ -32,7 +34,8 @@ ta_status ta_moves_to_device(ta_device *device, ta_moves *moves, ta_hand *hand,
                              bool touch);
 /* Bytes leave the device: to the move's page, or, without `keep`, nowhere. `touch`: the host
  * page takes the place. On failure some have left and some have not; every byte that is kept
- * is in its slot or its page. Device pages become ready ones. */
+ * is in its slot or its page. Device pages become
+ * ready ones, or are released while later copies run. */
 ta_status ta_moves_to_host(ta_device *device, ta_moves *moves, bool keep, bool touch);
 /* Some slots are as a failure left them: not readable, or not certain to be whole. */
 bool ta_moves_amiss(const ta_moves *moves);
