@@ -38,6 +38,7 @@ def start(
     """Enables the arena, or makes it as though it had been enabled so; see `together`."""
     if not torcharena.enabled():
         torcharena.enable(limit=limit, spill=spill)
+        torch.cuda.init()  # the allocator is made with it
         watch()
         if not REAL:
             libraries()[1].ta_simcuda_allow_moves(1)
