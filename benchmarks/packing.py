@@ -7,6 +7,7 @@ alone."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import queue
 import statistics
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from .machine import host
 from .progress import Progress
 from .rehearsals import rehearse
 from .runs import RANKS, run_program
@@ -183,6 +185,10 @@ def run_rehearsed(
 ) -> list[str]:
     """The same without a GPU, one after the other; rows are of the group ``rehearsed``."""
     until = None if seconds is None else time.monotonic() + seconds
+    store.on(
+        host()
+        | {"gpu": gpu, "simulated": True, "torch": importlib.metadata.version("torch")}
+    )
     wanted = [
         (program, name)
         for program in programs

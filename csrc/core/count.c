@@ -99,6 +99,16 @@ void ta_count_mapped(ta_arena *arena, int64_t pages)
     ta_spin_drop(&d->counting);
 }
 
+void ta_count_host(ta_device *d, uint64_t bytes, bool up)
+{
+    ta_spin_take(&d->counting);
+    if (up)
+        ta_gauge_up(&d->stats.host, bytes);
+    else
+        ta_gauge_down(&d->stats.host, bytes);
+    ta_spin_drop(&d->counting);
+}
+
 void ta_count_retry(ta_device *d)
 {
     ta_spin_take(&d->counting);

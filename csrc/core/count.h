@@ -26,6 +26,8 @@ void ta_count_settled(ta_arena *arena, uint64_t bytes);
 void ta_count_pages(ta_device *device, int64_t pages, uint64_t page_bytes);
 /* Pages came to (positive) or left a place in the arena. */
 void ta_count_mapped(ta_arena *arena, int64_t pages);
+/* Bytes of host memory were pinned (up) or given back. */
+void ta_count_host(ta_device *device, uint64_t bytes, bool up);
 /* A request was served by idle memory, since no page could be made. */
 void ta_count_retry(ta_device *device);
 /* A request for which no memory stood ready took so long, served or refused. */

@@ -73,6 +73,9 @@ class Call:
     def __init__(
         self, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> None:
+        fn = getattr(
+            fn, "_torcharena_inner", fn
+        )  # of one that was decorated, the one inside
         self.fn, self.args, self.kwargs = fn, args, kwargs or {}
         self.sent = fn  # what goes to another process
         self.place, self.takes_accumulation = _parameters(fn)

@@ -143,6 +143,8 @@ def _of_the_program(frame: FrameType) -> bool:
     at: FrameType | None = frame
     while at is not None:
         this = at.f_locals.get("self")
+        if at.f_code.co_name == "decorate_context":  # of a method, perhaps
+            this = next(iter(at.f_locals.get("args", ())), None)
         if isinstance(this, torch.optim.Optimizer):
             return False
         if isinstance(this, torch.nn.Module) and at.f_code.co_name in _CALLING:

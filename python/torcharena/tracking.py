@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import phases
+from . import phases, spilling
 from .graphs import Graphs
 from .lines import stacks as Stacks
 from .loading import core
@@ -173,6 +173,7 @@ class Tracking:
         if index == 0:
             core().usage_step()
             self.graphs.step_ends()
+            spilling.mark()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
@@ -323,7 +324,11 @@ def begin(
         if not _all:
             _wrap_backward()
         _all.append(tracking)
-        tracking._start()
+        try:
+            tracking._start()
+        except BaseException:
+            tracking.stop()
+            raise
     return tracking
 
 

@@ -9,7 +9,7 @@ import json
 import pickle
 import random
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -126,6 +126,29 @@ def test_an_effective_size_is_met_exactly(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.table().startswith(
         "largest batch size on 16GiB: 48, 240 by 5 accumulated"
     )
+
+
+def test_two_sizes_are_rehearsed_for_a_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def run(command: Any, card: Any, **named: Any) -> launch.Run:
+        with open(command[-1], "rb") as file:
+            size = pickle.loads(pickle.loads(file.read())["call"])[1][0]
+        seen.append((size, named["steps"], card.memory))
+        done = launch.Run("native", card, None, exit_code=int(size > 500))
+        device = {"device": 0, "peak_requested": 100 + 10 * size, "peak_reserved": 0}
+        done.processes = [{"devices": [device], "error": "ValueError: of its own"}]
+        return done
+
+    monkeypatch.setattr(launch, "run", run)
+    call, wanted = batches.Call(json.dumps), batches.Wanted(8, None, 4096, None, 8)
+    found, why = by_rehearsal.forecast(call, wanted, 8, None)
+    assert found == {8: 180, 128: 1380} and not why
+    assert seen == [(8, 3, 1 << 40), (128, 3, 1 << 40)]
+    found, why = by_rehearsal.forecast(call, wanted, 64, 2)
+    assert not found and why == "the rehearsal of 1024 failed: ValueError: of its own"
+    found, why = by_rehearsal.forecast(batches.Call(threading.Lock()), wanted, 8, None)
+    assert not found and "cannot" in why
 
 
 # --- what it says -------------------------------------------------------------------------
@@ -320,6 +343,27 @@ def where(fail: Any) -> str:
     raise AssertionError("it ran")
 
 
+class Momentum(torch.optim.Optimizer):
+    """Makes state when it steps, as Adam does. The base's __init__ imports a compiler, which
+    takes seconds."""
+
+    def __init__(self, parameters: Any, rate: float) -> None:
+        self.state = defaultdict(dict)
+        self.param_groups = [{"params": list(parameters), "lr": rate}]
+        self.before_step = lambda: None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.before_step()
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is None:
+                    continue
+                held = self.state[one].setdefault("momentum", torch.zeros_like(one))
+                held.add_(one.grad)
+                one.sub_(held, alpha=group["lr"])
+
+
 class Failing(torch.nn.Module):
     """Runs out in its forward."""
 
@@ -330,7 +374,7 @@ class Failing(torch.nn.Module):
 def test_an_evaluation_is_told_from_training() -> None:
     model = Failing()
     frozen = torch.nn.Sequential(model)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    optimizer = Momentum([torch.nn.Parameter(torch.zeros(1))], 0.1)
 
     class Inside(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -349,7 +393,7 @@ def test_an_evaluation_is_told_from_training() -> None:
         frozen.eval()(1)
 
     def stepping() -> None:
-        optimizer.register_step_pre_hook(lambda *_: model(1))
+        optimizer.before_step = lambda: model(1)
         optimizer.step()
 
     def caught() -> None:
@@ -403,7 +447,7 @@ class Owner:
 def test_what_a_function_reaches_is_put_back() -> None:
     owner, total = Owner(), 0
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    optimizer = Momentum(model.parameters(), 0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     first = model[0].weight
     first.grad = torch.ones(3, 3)
@@ -430,7 +474,7 @@ def test_what_a_function_reaches_is_put_back() -> None:
         held = vars(owner) | {"slot": owner.slot, "draw": owner.draw.getstate()}
         held["generator"] = owner.generator.get_state().tolist()
         said = [
-            held, total, counter, Owner.made, model.state_dict(), optimizer.state_dict(),
+            held, total, counter, Owner.made, model.state_dict(), dict(optimizer.state), optimizer.param_groups,
             schedule.state_dict(), [p.grad for p in model.parameters()], list(vars(model)),
             [m.training for m in model.modules()], len(model._forward_hooks),
             [(p.requires_grad, p.data_ptr()) for p in model.parameters()],

@@ -14,6 +14,7 @@ import pytest
 import simulated
 
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
+long = pytest.mark.skipif(not os.environ.get("TA_TEST_LONG"), reason="a long test")
 CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
 
 
@@ -58,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@long
 def test_rehearsals_come_first_where_they_can_be_made(tmp_path: Path) -> None:
     program = tmp_path / "script.py"
     program.write_text(NARROWED)
@@ -109,7 +111,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.skipif(not os.environ.get("TA_TEST_LONG"), reason="a long test")
+@long
 def test_ranks_agree() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

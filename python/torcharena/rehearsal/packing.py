@@ -224,9 +224,14 @@ class _Sources:
             raise _stuck(fn, f"the source of {this.__name__} is not to be had") from None
         self.texts[this.__name__] = (text, self.cells.get(file, file), first)
         for name in _names(text):
-            known = name in self.space and not hasattr(builtins, name)
-            if known and id(self.space[name]) not in self.seen:
-                self.name(name, self.space[name])
+            if name not in self.space or hasattr(builtins, name):
+                continue
+            value = self.space[name]
+            if isinstance(value, types.FunctionType):
+                # Where it finds its batch size by itself, the text is of the one inside.
+                value = vars(value).get("_torcharena_inner", value)
+            if id(value) not in self.seen:
+                self.name(name, value)
 
     def name(self, name: str, value: Any) -> None:
         """A global that something refers to."""

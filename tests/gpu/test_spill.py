@@ -1,0 +1,36 @@
+"""Host memory on a real GPU: the safety net, regions, optimizer state, saved tensors."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_case import run_case
+
+ALIKE = [
+    "g11_net",
+    "comes_back",
+    "host_full",
+    "g12",
+    "g12:host",
+    "asleep",
+    "backward_in_region",
+    "in_capture",
+    "optimizers",
+    "resumed",
+    "groups",
+    "g11:plain",
+    "g11:checkpointed",
+    "g11:stream",
+    "g11:autocast",
+    "learned",
+    "views_and_changes",
+    "saved_host_full",
+]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_spill(name: str) -> None:
+    run_case(*name.split(":"), program="spill_cases.py", quiet=False)
+
+
+def test_without() -> None:
+    run_case("without", program="spill_cases.py")
