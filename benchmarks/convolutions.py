@@ -31,7 +31,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .contenders import ROOT, environment
+from .building import ROOT
+from .contenders import environment
 from .truths import ALONE, PROGRAMS, RECORD
 
 WANTED = ("detector_boxes", "loop:resnet50_multiscale", "unet_denoise", "dqn_replay")
@@ -435,7 +436,7 @@ def child_calls(folder: Path) -> None:
     """The driver's calls of a handle, a heuristic, a plan; the machine."""
     import torch
 
-    from .loops import machine
+    from .machine import machine
 
     told: dict[str, Any] = {}
     trees: list[Tree] = []

@@ -31,4 +31,11 @@ void ta_count_retry(ta_device *device);
 /* A request for which no memory stood ready took so long, served or refused. */
 void ta_count_slow(ta_device *device, double us);
 
+/* What tracking looks at, at each change of the phase: cheaper than ta_get_stats. */
+typedef struct ta_page_counts {
+    uint64_t page_moves, waits, reserved;
+    double wait_us;
+} ta_page_counts;
+ta_status ta_get_page_counts(ta_allocator *allocator, int device, ta_page_counts *counts);
+
 #endif

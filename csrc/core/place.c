@@ -1,6 +1,7 @@
 /* place.c - what each thread is at; see place.h.
  *
- * Called by the Python binding to say it; by usage.c and history.c, in allocations, to ask. */
+ * Called by the Python binding to say it; by usage.c and history.c, in allocations, to
+ * ask. */
 #include "place.h"
 
 #include <stdatomic.h>
@@ -25,11 +26,22 @@ void ta_place_end(void)
     ta_place_over();
 }
 
+/* Forgets the module and what is inside it. */
+static void leave(uint16_t module)
+{
+    uint32_t i = own.depth < TA_PLACE_DEPTH ? own.depth : TA_PLACE_DEPTH;
+    for (; i > 0; i--)
+        if (own.module[i - 1] == module) {
+            own.depth = i - 1;
+            return;
+        }
+}
+
 void ta_place_enter(uint16_t module, bool outermost)
 {
     if (outermost) {
-        own.depth = 0;
-        ta_place_over();
+        leave(module);
+        if (!own.depth) ta_place_over();
     }
     if (own.depth < TA_PLACE_DEPTH) own.module[own.depth] = module;
     own.depth++;
@@ -37,15 +49,10 @@ void ta_place_enter(uint16_t module, bool outermost)
 
 void ta_place_leave(uint16_t module)
 {
-    if (own.depth > TA_PLACE_DEPTH) { /* which one it is is not known */
-        own.depth--;
-        return;
-    }
-    for (uint32_t i = own.depth; i > 0; i--)
-        if (own.module[i - 1] == module) {
-            own.depth = i - 1;
-            return;
-        }
+    if (own.depth > TA_PLACE_DEPTH)
+        own.depth--; /* which one it is is not known */
+    else
+        leave(module);
 }
 
 void ta_place_at(uint16_t stack) { own.stack = stack; }

@@ -1,7 +1,7 @@
-/* place.h - what each thread is at: the module of the model, and the lines of the program.
+/* place.h - what each thread is at: a module of the model, and lines of the program.
  *
- * Numbers alone; what they stand for the caller knows. A thread enters and leaves modules and
- * says which stack of lines it is at. In backward it says, before a node of the graph runs,
+ * Numbers alone; what they stand for the caller knows. A thread enters and leaves modules
+ * and says which stack of lines it is at. In backward it says, before a node of the graph runs,
  * which place of the forward pass has made it: that counts while the thread is in no module
  * of its own, as it is where a checkpointed one is computed again.
  *
@@ -24,8 +24,9 @@ typedef struct ta_place {
 void ta_place_begin(void);
 void ta_place_end(void);
 
-/* This thread is in the module until it leaves it; `outermost`: and was in none, whatever an
- * error left behind. Leaving leaves those inside too; one that it is not in does nothing. */
+/* This thread is in the module until it leaves it. `outermost`: it is not called from
+ * within itself; where it seems to be, an error has left it and those inside behind.
+ * Leaving leaves those inside too; one that it is not in does nothing. */
 void ta_place_enter(uint16_t module, bool outermost);
 void ta_place_leave(uint16_t module);
 /* This thread is at these lines; 0: at none that are known. */

@@ -1,6 +1,7 @@
 /* stats.c - the numbers of a device. Public functions only; thread-safe. */
 #include <string.h>
 
+#include "count.h"
 #include "device.h"
 #include "oom.h"
 #include "pages.h"
@@ -41,6 +42,21 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
         stats->holes[kind] = holes[kind];
         stats->holes[TA_POOL_ALL] += holes[kind];
     }
+    return TA_OK;
+}
+
+ta_status ta_get_page_counts(ta_allocator *a, int device, ta_page_counts *counts)
+{
+    memset(counts, 0, sizeof *counts);
+    if (ta_forked(a)) return TA_FORKED;
+    ta_device *d = ta_device_if_used(a, device);
+    if (!d) return TA_INVALID;
+    ta_spin_take(&d->counting);
+    *counts = (ta_page_counts){.page_moves = d->stats.page_moves,
+                               .waits = d->stats.waits,
+                               .reserved = d->stats.reserved.current,
+                               .wait_us = d->stats.wait_us};
+    ta_spin_drop(&d->counting);
     return TA_OK;
 }
 

@@ -5,13 +5,14 @@
  * heuristics choose, and into how many parts they divide the work, whose partial sums are in
  * the workspace. The library asks a real device for it; a description has no word for it and
  * counts as one GPC. Hence the lists for the two differ, and chiefly gradients of weights get
- * other workspaces. Nothing but this makes them differ: with the GPCs below, the plan that
- * PyTorch takes has the GPU's workspace for every convolution of benchmarks' ResNet.
+ * other workspaces. With the GPCs below, the plan that PyTorch takes has the GPU's workspace
+ * for every convolution of the benchmarks' ResNet, but for 16 bytes of cuBLASLt's.
  *
- * The library keeps the numbers as 24 integers in the descriptor, right behind the versions of
- * the card and of the driver. They are put right there, and only where all that surrounds them
- * is what was described: otherwise a library of another layout is left alone. Called by
- * cudnn_real.c and cudnn_backend.c for a descriptor that was just finalized; thread-safe. */
+ * The library keeps 24 integers in the descriptor, behind the versions of the card and of the
+ * driver and before the card's name; newer ones also how many clusters of 1, 2, ... SMs fit.
+ * They are put right there, and only where all that surrounds them is what was described (seen
+ * so in 9.10, 9.19 and 9.24): a library of another layout is left alone. Called by cudnn_real.c
+ * and cudnn_backend.c for a descriptor that was just finalized; thread-safe. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 
 #include "cudnn_real.h"
 
-enum { GPCS = 24, CLUSTERS = 16, WORDS = 160, PHYSICAL = 8, WHOLE = 8 };
+enum { GPCS = 24, WORDS = 128, PHYSICAL = 8, WHOLE = 8 };
 
 /* TPCs, of two SMs, by GPC. As one H200 has them, found by what its cuDNN asked for in 388
  * convolutions; chips with as many SMs differ in which TPCs are switched off. */
@@ -53,23 +54,48 @@ static bool look(const void *at, void *to, size_t size)
     return got == (ssize_t)size;
 }
 
+/* Where the integers stand, as an index of words, with how many numbers of clusters follow; 0:
+ * nowhere. `one` is what was described: the SMs of one GPC. */
+static size_t find(const int32_t *words, const ta_sc_card *card, int driver_version,
+                   int one, size_t *clusters)
+{
+    size_t length = strlen(card->name) + 1;
+    for (size_t i = 2; i < WORDS - GPCS; i++) {
+        if (words[i] != one) continue;
+        size_t before = words[i - 1] == 0 && i > 2 ? i - 3 : i - 2, at = i + 1;
+        if (words[before] != card->major * 100 + card->minor * 10 ||
+            words[before + 1] != driver_version)
+            continue;
+        while (at < i + GPCS && words[at] == 0) at++;
+        if (at < i + GPCS) continue;
+        *clusters = 0;
+        while (at < WORDS && words[at] != 0 && words[at] == one / (int)(*clusters + 1)) {
+            at++;
+            ++*clusters;
+        }
+        while (at < WORDS && words[at] == 0) at++;
+        if (at * sizeof *words + length <= WORDS * sizeof *words &&
+            memcmp(&words[at], card->name, length) == 0)
+            return i;
+    }
+    return 0;
+}
+
 bool ta_sc_tell_gpcs(void *device, const ta_sc_card *card, int driver_version)
 {
-    int32_t words[WORDS] = {0}, layout[GPCS] = {0};
-    int version = card->major * 100 + card->minor * 10;
+    int32_t words[WORDS] = {0}, layout[GPCS] = {0}, *at = device;
     if (card->major != 9 && card->major != 10) return false;
     if (!look(device, words, sizeof words)) return false;
+    size_t clusters = 0;
+    size_t place =
+        find(words, card, driver_version, card->major == 9 ? 18 : 20, &clusters);
+    if (!place) return false;
     lay_out(card->sms, layout);
-    size_t name = strlen(card->name) + 1, behind = 2 + GPCS + CLUSTERS;
-    for (size_t i = 0; (i + behind) * sizeof *words + name <= sizeof words; i++) {
-        if (words[i] != version || words[i + 1] != driver_version) continue;
-        /* as described: one GPC of the most SMs, and no numbers of clusters */
-        bool as_described = words[i + 2] == (card->major == 9 ? 18 : 20) &&
-                            memcmp(&words[i + behind], card->name, name) == 0;
-        for (size_t k = 3; k < behind; k++) as_described &= words[i + k] == 0;
-        if (!as_described) continue;
-        memcpy((int32_t *)device + i + 2, layout, sizeof layout);
-        return true;
+    memcpy(at + place, layout, sizeof layout);
+    for (size_t k = 0; k < clusters; k++) {
+        int32_t fit = 0;
+        for (size_t i = 0; i < GPCS; i++) fit += layout[i] / (int32_t)(k + 1);
+        at[place + GPCS + k] = fit;
     }
-    return false;
+    return true;
 }

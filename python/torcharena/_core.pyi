@@ -281,6 +281,15 @@ def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
 def usage_step() -> None: ...
+def usage_backward_ends(span: bytes, /) -> bool:
+    """What the phase left is taken to be gradients; True: it is not, tell all instead."""
+
+def usage_due() -> bool:
+    """Whether a peak is newer than `usage_told`."""
+
+def usage_told() -> None:
+    """All categories were told: a guess that was not confirmed is none."""
+
 def usage_unused(bytes: int, /) -> None:
     """Bytes of autograd graphs that will not run backward, for the text of refusals."""
 

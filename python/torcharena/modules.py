@@ -104,7 +104,7 @@ class _Enters(_Hook):
         if torch.compiler.is_compiling():
             return
         if torch.is_grad_enabled():
-            around = 0 if self.outermost else core().place_now()[0]
+            around = core().place_now()[0]
             mark(args, around)
             if named:
                 mark(named, around)

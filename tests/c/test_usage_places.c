@@ -86,6 +86,9 @@ TEST(modules_nest_and_errors_leave_them)
     CHECK(is_at(1, 0));
     ta_place_enter(4, false);
     ta_place_enter(1, true); /* an error left 1 and 4 behind */
+    ta_place_enter(5, true); /* another model in it */
+    ta_place_leave(5);
+    CHECK(is_at(1, 0));
     ta_place_leave(1);
     CHECK(is_at(0, 0));
     ta_free(f.a, inner);

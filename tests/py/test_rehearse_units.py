@@ -148,6 +148,43 @@ def test_command_forms(tmp_path: Path) -> None:
         launch.command_of("nothing-of-this-name")
 
 
+def test_the_trace_answers_for_torchs_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory runs out only the arena's run is repeated; where it does not, expandable
+    segments are not run at all."""
+    ran: list[tuple[str, bool]] = []
+    replayed: list[tuple[str, bool]] = []
+    fits = False
+
+    def runs(_: Any, card: cards.Card, *, allocator: str, **__: Any) -> Run:
+        ran.append((allocator, card.memory > 16 * GIB))
+        if fits or card.memory > 16 * GIB:
+            return a_run(allocator)
+        return a_run(allocator, exit_code=1, ooms=1)
+
+    def replays(_: Run, allocator: str, card: cards.Card, *__: Any, **___: Any) -> Run:
+        replayed.append((allocator, card.memory > 16 * GIB))
+        short = not fits and card.memory <= 16 * GIB
+        return a_run(allocator, reserved=30 * GIB, exit_code=int(short), ooms=int(short))
+
+    monkeypatch.setattr(rehearsing, "run", runs)
+    monkeypatch.setattr(rehearsing.through_torch, "whole", lambda run: True)
+    monkeypatch.setattr(rehearsing.through_torch, "again", replays)
+    monkeypatch.setattr(verdict, "smallest_cap", lambda run: 20 * GIB)
+    options = rehearsing.Options(gpu="16GiB")
+    report = rehearsing.rehearse_command(["x.py"], options)
+    assert ran == [
+        ("arena", False), ("arena", True), ("expandable", False), ("native", False)
+    ]  # fmt: skip
+    assert replayed == [("expandable", True), ("native", True)]
+    assert [o.need for o in report.outcomes] == [20 * GIB, 30 * GIB, 30 * GIB]
+    ran.clear()
+    replayed.clear()
+    fits = True
+    rehearsing.rehearse_command(["x.py"], options)
+    assert ran == [("arena", False), ("native", False)]
+    assert replayed[0] == ("expandable", False)
+
+
 def test_runs_share_what_they_compile(tmp_path: Path) -> None:
     folder = tmp_path / "compiled"
     found = launch.cache_environment(str(folder), {"TRITON_CACHE_DIR": "/theirs"})

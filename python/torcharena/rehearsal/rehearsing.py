@@ -131,6 +131,7 @@ class _Session:
     peak_step: int | None = None
     steps: int | None = None  # where the first run ended by itself, the others do
     full: Run | None = None  # the arena's, whose trace stands for torch's allocators too
+    ran_out: bool = False  # the arena, on the card that was asked for
 
     def once(self, allocator: str, card: Card, limit: int | None, **more: Any) -> Run:
         options = self.options
@@ -171,9 +172,11 @@ class _Session:
         """The verdict under one allocator, of one run or two."""
         card, limit = self.card, self.options.limit
         done = None
-        if allocator == "expandable" and "native" in self.options.allocators:
+        # What is held, and where memory runs out, a run alone can say.
+        others = "native" in self.options.allocators and not self.ran_out
+        if allocator == "expandable" and others:
             done = self.replayed(allocator, card, limit)
-        if done is None or done.oom:  # where it runs out only a run can say
+        if done is None or done.oom:
             self.say(f"{allocator}: running")
             done = self.once(allocator, card, limit)
         if allocator == "arena":
@@ -210,6 +213,7 @@ class _Session:
             return Outcome(done, verdict.judge(done, None))
         full = done
         if done.oom:
+            self.ran_out = True
             if not self.options.again:
                 return Outcome(done, verdict.judge(done, None))
             full = self.with_enough("arena")

@@ -61,7 +61,10 @@ class Finder:
         if next(module.parameters(), None) is None:  # a loss
             return
         self.known.update(module.modules())
-        one = tracking.begin(module, [], modules=True)
+        try:
+            one = tracking.begin(module, [], modules=True)
+        except (RuntimeError, TypeError, AttributeError):  # no hooks: torch.jit's
+            return
         self.own.append(one)
         one.enter_now(module, inputs)  # its own hooks are from the next call on
 
