@@ -8,6 +8,7 @@
 #include "device.h"
 #include "epoch.h"
 #include "pages.h"
+#include "plan.h"
 #include "pool.h"
 
 const char *ta_status_text(ta_status status)
@@ -110,6 +111,7 @@ static void destroy_device(ta_device *d)
         ta_epoch_destroy(d, reachable);
         if (reachable) ta_leave(d, saved);
     }
+    ta_plan_destroy(d);
     ta_share_destroy(d); /* in a forked child too: its copy of the file is closed */
     ta_pools_destroy(d);
     ta_arena_map_destroy(d);

@@ -375,7 +375,7 @@ void ta_arena_give(ta_arena *arena, ta_block *block, uint64_t tick)
     block->own_first = low;
     block->own_end = high;
     block->own_mapped = 0;
-    const uint32_t on_host = ta_tier_leave(arena, c, low, high);
+    const uint32_t on_host = c->spilled_count ? ta_tier_leave(arena, c, low, high) : 0;
     unmapped += on_host;
     set_own_mapped(arena, block,
                    held ? ta_chunk_mapped(c, low, high) : high - low - on_host);

@@ -19,7 +19,7 @@ static inline void ta_gauge_down(ta_gauge *g, uint64_t by)
 /* A block became live: returns its serial. */
 uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested);
 /* A live block was freed; `pending` if its bytes still wait. */
-void ta_count_free(ta_arena *arena, uint64_t bytes, uint64_t requested, bool pending);
+void ta_count_free(ta_arena *arena, const ta_block *block, bool pending);
 /* A pending block became free. */
 void ta_count_settled(ta_arena *arena, uint64_t bytes);
 /* Pages came from (positive) or went to the driver. */

@@ -1,6 +1,6 @@
 /* exchange.c - live pages change places, at the same addresses.
  *
- * Called by region.c and step.c, the only ones who may: inside a user's call, after all work
+ * Called by sleep.c and step.c, the only ones who may: inside a user's call, after all work
  * of the device. Copies run on a stream of our own between a slot's address and the host
  * page's own, so nothing is mapped twice for them; `pages` is dropped while they are waited
  * for. A block may be freed meanwhile: then its slot is left as it is and swept later. At every

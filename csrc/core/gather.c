@@ -1,6 +1,6 @@
 /* gather.c - the order in which a page is looked for.
  *
- * Called by pages.c, limit.c and region.c with the device's `pages` held; arenas are locked one
+ * Called by pages.c, limit.c and sleep.c with the device's `pages` held; arenas are locked one
  * at a time. Invariant, whenever `pages` is free:
  *     stats.pages.current = mapped pages + ready ones, of every size
  * A page of a size is looked for in this order: ready; new, while little is reserved beyond the

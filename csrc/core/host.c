@@ -1,6 +1,6 @@
 /* host.c - the host tier: pinned pages of each device, under one budget of the process.
  *
- * Called by tier.c and region.c with any lock or none; thread-safe. Pinning costs ten times
+ * Called by tier.c and sleep.c with any lock or none; thread-safe. Pinning costs ten times
  * what a copy does, and opening a page to the device more than a copy: so a page is made once,
  * keeps an address of its own where copies find it, and goes back to the machine only when
  * somebody asks for that. Invariants:

@@ -8,6 +8,7 @@
 #include "epoch.h"
 #include "exchange.h"
 #include "pages.h"
+#include "plan.h"
 #include "share.h"
 #include "tier.h"
 
@@ -85,11 +86,12 @@ static ta_status step_on(ta_device *d, ta_step_info *info)
         ta_moves_free(&left);
     }
     ta_tier_tidy(d);
+    ta_plan_step(d);
     ta_share_say_spilled(d);
     return status;
 }
 
-/* Some of what is on the host has blocks on it. */
+/* Some of what is on the host has blocks on it. Else the step ends here. */
 static bool anything(ta_device *d)
 {
     bool any = false;
@@ -101,6 +103,7 @@ static bool anything(ta_device *d)
         any = m.count;
         ta_moves_free(&m);
     }
+    if (!any) ta_plan_step(d);
     ta_lock_drop(&d->pages);
     return any;
 }

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 
+#include "bins.h"
 #include "calls.h"
 #include "chunk.h"
 #include "count.h"
@@ -64,7 +65,6 @@ static void use(ta_arena *arena, ta_chunk *c, uint32_t slot)
 uint32_t ta_tier_leave(ta_arena *arena, ta_chunk *c, uint32_t low, uint32_t high)
 {
     uint32_t left = 0;
-    if (!c->spilled_count) return 0;
     for (uint32_t i = low; i < high; i++) {
         if (ta_slot_is(c, i) == TA_SLOT_DEVICE || !ta_chunk_has(c, i)) continue;
         c->mapped[i / 64] &= ~((uint64_t)1 << i % 64);
@@ -75,25 +75,36 @@ uint32_t ta_tier_leave(ta_arena *arena, ta_chunk *c, uint32_t low, uint32_t high
     return left;
 }
 
+/* A page of the device leaves the idle slot that it was coming to: no work ever saw it. */
+static ta_status shed(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
+{
+    const ta_spilled was = c->spilled[slot];
+    const ta_handle page = c->pages[slot];
+    if (was.state != TA_SLOT_COMING) return TA_OK;
+    ta_status status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
+    if (status) return status;
+    c->pages[slot] = 0;
+    ta_count_mapped(arena, -1);
+    if (!ta_ready_push(d, page, c->page_bytes)) ta_page_release(d, page, c->page_bytes);
+    ta_slot_become(arena, c, slot, was.page ? TA_SLOT_AWAY : TA_SLOT_VOID, was.page);
+    return TA_OK;
+}
+
 /* The idle slot has nothing any more; its pages are kept for others. The arena's lock is
  * held; no queued work touches it. */
 static ta_status drop(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
 {
-    const ta_spilled was = c->spilled[slot];
-    const ta_handle page = c->pages[slot];
-    if (page) {
-        ta_status status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
+    ta_status status = shed(d, arena, c, slot);
+    if (status) return status;
+    if (c->pages[slot]) {
+        status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
         if (status) return status;
-        ta_emit_pages(arena, TA_EVENT_UNMAP, c, slot, slot + 1);
         c->pages[slot] = 0;
     }
-    if (was.state == TA_SLOT_COMING) {
-        ta_count_mapped(arena, -1);
-        if (!ta_ready_push(d, page, c->page_bytes))
-            ta_page_release(d, page, c->page_bytes);
-    }
+    ta_emit_pages(arena, TA_EVENT_UNMAP, c, slot, slot + 1);
+    ta_host_page *page = c->spilled[slot].page;
     ta_slot_become(arena, c, slot, TA_SLOT_DEVICE, NULL);
-    ta_host_put(d, was.page);
+    ta_host_put(d, page);
     return TA_OK;
 }
 
@@ -109,18 +120,22 @@ static bool passed(ta_device *d, ta_arena *arena)
     return arena->stream->passed > tick;
 }
 
+/* While its stream has not passed the frees, a slot keeps what it has, so that its addresses
+ * go to nobody either; but for pages of the device. */
 static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
 {
     size_t swept = 0;
     if (!arena->spilled || !ta_arena_yields(d, arena)) return 0;
-    const bool all = hosts && passed(d, arena);
+    const bool all = passed(d, arena);
     ta_lock_take(&arena->lock);
+    const bool still = all && arena->stream->passed > arena->last_freed;
     for (ta_chunk *c = arena->chunks; c; c = c->next)
         for (uint32_t i = 0; i < c->slots && c->spilled_count; i++) {
             const ta_slot_state state = ta_slot_is(c, i);
             if (state == TA_SLOT_DEVICE || ta_chunk_has(c, i)) continue;
-            if (state != TA_SLOT_HOST ||
-                (all && arena->stream->passed > arena->last_freed))
+            if (!still)
+                shed(d, arena, c, i);
+            else if (hosts || state != TA_SLOT_HOST)
                 swept += drop(d, arena, c, i) == TA_OK;
         }
     ta_lock_drop(&arena->lock);
@@ -166,13 +181,39 @@ ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *sl
             use(arena, c, slots[i]);
             continue;
         }
-        if (state != TA_SLOT_HOST && state != TA_SLOT_DEVICE && !status)
-            status = drop(d, arena, c, slots[i]);
+        if (state > TA_SLOT_HOST && !status) /* what moves is the mover's */
+            status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
         slots[left++] = slots[i];
     }
     ta_lock_drop(&arena->lock);
     *count = left;
     return status;
+}
+
+ta_place ta_tier_place(const ta_arena *arena, uint64_t size)
+{
+    enum { HOLES = 64 };
+    const uint32_t need = (uint32_t)((size + arena->page_bytes - 1) / arena->page_bytes);
+    ta_place best = {NULL, 0, 0};
+    uint32_t best_hosts = 0;
+    ta_hole *h = ta_bins_fit(&arena->bins, need * arena->page_bytes);
+    for (int i = 0; h && i < HOLES; i++, h = ta_bins_next(&arena->bins, h)) {
+        const ta_chunk *c = h->first->chunk;
+        const uint32_t low = ta_slot_above(c, h->addr),
+                       high = ta_slot_below(c, h->addr + h->size);
+        uint32_t run = 0,
+                 hosts = 0; /* slots without a page up to here; of the last `need` */
+        for (uint32_t slot = low; slot < high && h->unmapped >= need; slot++) {
+            run = ta_chunk_has(c, slot) ? 0 : run + 1;
+            hosts = run ? hosts + (ta_slot_is(c, slot) == TA_SLOT_HOST) : 0;
+            if (run > need) hosts -= ta_slot_is(c, slot - need) == TA_SLOT_HOST;
+            if (run < need || (best.hole && hosts <= best_hosts)) continue;
+            best = (ta_place){h, ta_slot_addr(c, slot + 1 - need), need};
+            best_hosts = hosts;
+            if (hosts == need) return best;
+        }
+    }
+    return best;
 }
 
 /* --- host pages for a new block ---------------------------------------------------------- */
@@ -214,7 +255,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
     for (uint32_t i = 0; i < count && !status; i++) /* what a failure left of a sleep */
         if (ta_slot_is(c, slots[i]) > TA_SLOT_HOST) {
             ta_lock_take(&arena->lock);
-            status = drop(d, arena, c, slots[i]);
+            status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
             ta_lock_drop(&arena->lock);
         }
     if (!status) status = take_pages(d, c, slots, count, pages, &taken);

@@ -3,6 +3,7 @@
 #ifndef TA_TIER_H
 #define TA_TIER_H
 
+#include "arena.h"
 #include "host.h"
 
 /* Room to note a slot's state in the chunk; false: no host memory. */
@@ -14,6 +15,9 @@ void ta_slot_become(ta_arena *arena, ta_chunk *chunk, uint32_t slot, ta_slot_sta
 /* [low, high) lies wholly in a hole now: slots there that are not on the device serve nobody
  * any more. How many. Needs the arena's lock alone. */
 uint32_t ta_tier_leave(ta_arena *arena, ta_chunk *chunk, uint32_t low, uint32_t high);
+/* Where a request of `size` bytes goes that is meant for the host: slots without a page of the
+ * device, those with idle host pages first. The arena's lock is held. */
+ta_place ta_tier_place(const ta_arena *arena, uint64_t size);
 /* Host pages under a held block: slots without a page get one, idle ones serve again. On
  * failure nothing has changed, or the block is marked broken. */
 ta_status ta_tier_bring(ta_device *device, ta_arena *arena, ta_block *block,

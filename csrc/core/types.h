@@ -32,6 +32,7 @@ typedef struct ta_stream_state ta_stream_state;
 typedef struct ta_pool ta_pool;
 typedef struct ta_share ta_share;
 typedef struct ta_region ta_region;
+typedef struct ta_plan ta_plan;
 
 /* A stream that `record_stream` named for a block. Passed when  stream->passed > tick,  the
  * tick of the block's free. */
@@ -280,8 +281,9 @@ struct ta_device {
     ta_ready ready[TA_PAGE_SIZES];
     uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
     ta_host_pool host;
-    uint64_t moves;   /* of pages, since ta_trim */
-    atomic_bool over; /* more is reserved than a cap that was lowered: no fast path */
+    uint64_t moves;      /* of pages, since ta_trim */
+    atomic_bool planned; /* some requests of the step go to the host (plan.c) */
+    atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
@@ -293,6 +295,7 @@ struct ta_device {
     ta_spin counting;
     ta_stats stats;
     uint64_t serial;
+    ta_plan *plan;      /* NULL: nothing went to the host yet */
     uint64_t live_peak; /* of allocated bytes since ta_trim; no user resets it */
 };
 
