@@ -34,6 +34,8 @@ __all__ = ["figures", "offload_activations"]
 
 _REGION = "torcharena.saved_tensors"
 _LEAST = 1 << 20
+_QUIET = 8  # passes
+_QUIET_SHARE = 0.75  # of the room: the highest of all that was allocated
 
 _lock = threading.RLock()  # over everything below
 _movers: dict[Any, _Mover] = {}
@@ -86,7 +88,10 @@ class offload_activations(contextlib.ContextDecorator):
             if mover is None:
                 mover = _movers[self._key] = _Mover(host, self._budget, self._least)
             mover.begin()
-        hooks = torch.autograd.graph.saved_tensors_hooks(mover.pack, mover.unpack)
+            needed = not mover.is_quiet()
+        hooks: Any = contextlib.nullcontext()
+        if needed:
+            hooks = torch.autograd.graph.saved_tensors_hooks(mover.pack, mover.unpack)
         hooks.__enter__()
         self._open.append(hooks)
         return self
@@ -136,6 +141,18 @@ class _Mover:
         self.last: dict[int, tuple[int, int]] = {}
         self.passes = 0
         self.full = False  # of host memory there is no more
+        self.quiet = 0  # passes in a row of which all was known to fit
+
+    def is_quiet(self) -> bool:
+        """Whether all has fitted for long, with so much to spare that autograd need not be
+        looked at: as soon as there is less to spare it is again."""
+        if self.quiet < _QUIET:
+            return False
+        for index, last in self.current.items():
+            if core().room(index)[1] > last.room * _QUIET_SHARE:
+                self.quiet = 0
+                return False
+        return True
 
     def begin(self) -> None:
         """A new pass begins with the next tensor saved."""
@@ -143,17 +160,24 @@ class _Mover:
             one.over = True
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        now = self.current.get(tensor.get_device())
+        if now is not None and now.plan.idle and not now.over:
+            return tensor
         if _stays(tensor):
             return tensor
         storage = tensor.untyped_storage()
         if storage.nbytes() < self.least or tensor.nbytes * 4 < storage.nbytes():
             return tensor
         with _lock:
-            return self._pass(tensor.device).pack(tensor, storage)
+            now = self._pass(tensor.device)
+            return tensor if now.plan.idle else now.pack(tensor, storage)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if type(packed) is not _Handle:
             found: torch.Tensor = packed
+            now = self.current.get(found.get_device())
+            if now is not None:
+                now.over = True
             return found
         with _lock:
             return packed.item.owner.unpack(packed)
@@ -327,7 +351,8 @@ class _Pass:
         saved = sum(item.size for item in self.items)
         self.mover.last[self.number] = saved, self.sent
         self.by_storage.clear()
-        if self.items:
+        self.mover.quiet = self.mover.quiet + 1 if self.plan.idle else 0
+        if self.items and not self.plan.idle:
             seen = tuple(item.size for item in self.items)
             left = self._device_now(core().room(self.number)[0]) + self.away
             settled = abs(left - self.base) <= self.room // 64
@@ -345,6 +370,8 @@ class _Pass:
         held = self._sample()
         if not self.items:
             self._make_plan(size)
+            if self.plan.idle:
+                return tensor
         item = _Item(self, len(self.items), tensor, size)
         # The weak reference keeps the key from being another storage's.
         self.by_storage[storage._cdata] = StorageWeakRef(storage), item
@@ -569,6 +596,8 @@ def line(device: int) -> str | None:
     found = figures(device)
     if not found["passes"]:
         return None
+    if not found["sent"]:
+        return "saved tensors: all of them stayed on the device in the last pass"
     return (
         f"saved tensors: {format_size(found['sent'])} of {format_size(found['saved'])} went "
         "to the host in the last pass"
