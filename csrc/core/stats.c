@@ -1,4 +1,5 @@
 /* stats.c - the numbers of a device. Public functions only; thread-safe. */
+#define _POSIX_C_SOURCE 200809L
 #include <string.h>
 
 #include "count.h"
