@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from .. import conf
 from . import compiling, marks, places
 
 __all__ = ["JOB", "STOP", "Job", "prepare"]
@@ -98,11 +99,14 @@ class Watch:
         self.lock = threading.Lock()
         self.finder: Any = None
         self.tracked: dict[str, Any] | None = None
+        self.conf: str | None = None  # torch's allocator settings that hold
+        self.chose = ""  # the allocator that the script has asked for
 
     # --- the start ----------------------------------------------------------------------
     def start(self, torch: Any) -> None:
         self.torch = torch
         atexit.register(self.at_exit)
+        self.choose_allocator()
         later = torch.cuda._lazy_call
         if self.job.allocator == "arena":
             from .. import installing
@@ -147,13 +151,44 @@ class Watch:
             target=self.wait, name="torcharena-rehearsal", daemon=True
         ).start()
 
+    def choose_allocator(self) -> None:
+        """The settings of torch's allocator that the script has made itself hold, but which
+        allocator it is, is the rehearsal's to say: before CUDA is used, when torch reads
+        them."""
+        self.settle()
+        init = getattr(self.torch._C, "_cuda_init", None)
+        if init is None:  # a build without CUDA
+            return
+
+        def settled() -> Any:
+            self.settle()
+            return init()
+
+        self.torch._C._cuda_init = settled
+
+    def settle(self) -> None:
+        expandable = self.job.allocator == "expandable"
+        asked = conf.choice(os.environ)
+        if asked != (conf.EXPANDABLE if expandable else ""):
+            self.chose = asked
+        conf.settle(os.environ, expandable)
+        self.conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+
     def cap(self) -> None:
         """The cap for torch's own allocators, as a share of the device."""
         assert self.job.limit is not None
+        shares: list[float] = []
         for device in range(self.torch.cuda.device_count()):
             total = self.torch.cuda.get_device_properties(device).total_memory
-            share = min(1.0, self.job.limit / total)
-            self.torch.cuda.set_per_process_memory_fraction(share, device)
+            shares.append(min(1.0, self.job.limit / total))
+            self.torch.cuda.set_per_process_memory_fraction(shares[-1], device)
+        inner = self.torch._C._cuda_setMemoryFraction
+
+        def least(fraction: float, device: int) -> None:
+            """The program's own share may be less, not more."""
+            inner(min(fraction, shares[device]), device)
+
+        self.torch._C._cuda_setMemoryFraction = least
 
     def on_arena(self) -> bool:
         """The program may have enabled it itself, whatever was to be rehearsed."""
@@ -409,7 +444,7 @@ class Watch:
     ) -> None:
         """The result so far. Processes that used no CUDA memory write none."""
         if not self.torch.cuda.is_initialized():
-            if not last or error is None:
+            if not last or (error is None and self.ended != "timeout"):
                 return
             devices = []
         else:
@@ -421,8 +456,8 @@ class Watch:
             "cuda": self.torch.version.cuda,
             "arena": "torcharena.state" in sys.modules
             and sys.modules["torcharena.state"].enabled(),
-            "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-            or os.environ.get("PYTORCH_ALLOC_CONF"),
+            "conf": self.conf,
+            "chose": self.chose,
             "devices": devices,
             "steps": max(self.steps, default=0),
             "moved_at": self.moved_at,
