@@ -396,3 +396,24 @@ def test_a_launching_process_that_never_uses_cuda_runs_out_of_time(
         tmp_path, script, "--timeout", "20s", "--allocator", "native"
     )
     assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"
+
+
+GONE = """
+import os, signal, sys, time, torch
+kept = [torch.ones(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+if sys.argv[1] == "exit":
+    os._exit(0)
+time.sleep(3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_goes_without_a_word_has_left_its_figures(tmp_path: Path) -> None:
+    code, found, _ = rehearse(
+        tmp_path, GONE, "--allocator", "native", "--gpu", "4GiB", args=("exit",)
+    )
+    assert code == 0 and found["peak_requested"] == 256 << 20
+    code, found, _ = rehearse(
+        tmp_path, GONE, "--allocator", "native", "--gpu", "4GiB", args=("kill",)
+    )
+    assert code == 1 and found["peak_requested"] == 256 << 20

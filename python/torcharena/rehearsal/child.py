@@ -96,6 +96,7 @@ class Watch:
         self.labels: places.Labels = {}
         self.written = 0.0
         self.over = threading.Event()
+        self.leave = os._exit  # at once; the program's goes by `leaving`
         self.lock = threading.Lock()
         self.finder: Any = None
         self.tracked: dict[str, Any] | None = None
@@ -106,6 +107,7 @@ class Watch:
     def start(self, torch: Any) -> None:
         self.torch = torch
         atexit.register(self.at_exit)
+        os._exit = self.leaving  # type: ignore[assignment]
         self.choose_allocator()
         later = torch.cuda._lazy_call
         if self.job.allocator == "arena":
@@ -329,16 +331,14 @@ class Watch:
 
     # --- the end ----------------------------------------------------------------------------
     def wait(self) -> None:
-        """The thread: writes what is known when the time is up, or another rank has failed,
-        and ends the process."""
+        """The thread: writes what is known now and then, for a process that is killed; and
+        when the time is up, or another rank has failed, ends the process."""
         deadline, several = self.job.deadline, self.job.ranks > 1
-        if deadline is None and not several:
-            return
         stop = os.path.join(self.job.folder, STOP)
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.time())
-            if several:
-                left = _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)
+            left = _LOOK_EVERY if several else _WRITE_EVERY
+            if deadline is not None:
+                left = min(left, max(0.0, deadline - time.time()))
             if self.over.wait(left) or os.getpid() != self.pid:
                 return
             if deadline is not None and time.time() >= deadline:
@@ -347,25 +347,35 @@ class Watch:
             if several and os.path.exists(stop):
                 self.ended = "stopped"
                 break
+            if time.monotonic() - self.written > _WRITE_EVERY:
+                with contextlib.suppress(Exception):  # the program goes on meanwhile
+                    self.write()
         stack = self.stack(None)
         self.save_report()
         self.write(last=True, stack=stack)
         _flush()
-        os._exit(124)
+        self.leave(124)
 
     def end(self, why: str) -> None:
         """Ends the process here: no more of the script runs, its ``finally`` included."""
         self.ended = why
         self.at_exit()
         _flush()
-        os._exit(0)
+        self.leave(0)
+
+    def leaving(self, status: int) -> None:
+        """In place of ``os._exit``."""
+        self.at_exit()
+        self.leave(status)
 
     def at_exit(self) -> None:
         if os.getpid() != self.pid or self.over.is_set():
             return
         self.over.set()
         if self.mode is not None:
-            with contextlib.suppress(RuntimeError, AttributeError, IndexError):
+            with contextlib.suppress(
+                RuntimeError, AttributeError, IndexError, AssertionError
+            ):
                 self.mode.__exit__(None, None, None)
         error = getattr(sys, "last_value", None)
         if error is not None and self.oom is None and self.is_oom(error):
@@ -483,6 +493,8 @@ class Watch:
         if stack is not None:
             result["stack"] = stack
         with self.lock:
+            if not last and self.over.is_set():
+                return  # what is there is newer
             target = os.path.join(self.job.folder, f"result.{self.pid}.json")
             with open(f"{target}.part", "w") as file:
                 json.dump(result, file)
