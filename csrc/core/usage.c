@@ -78,6 +78,7 @@ struct ta_usage {
     _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
     _Atomic uint32_t step;
     _Atomic uint64_t unused;
+    pthread_key_t ends;    /* runs `thread_ends` */
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -304,12 +305,14 @@ static void visit_block(void *context, const ta_block_info *block)
     pthread_mutex_unlock(&d->mutex);
 }
 
+static void thread_ends(void *usage);
+
 ta_status ta_usage_create(ta_usage **usage)
 {
     *usage = NULL;
     ta_usage *u = calloc(1, sizeof *u);
     phase_name *names = calloc(TA_USAGE_PHASES, sizeof *names);
-    if (!u || !names) {
+    if (!u || !names || pthread_key_create(&u->ends, thread_ends)) {
         free(u);
         free(names);
         return TA_NO_HOST_MEMORY;
@@ -385,6 +388,7 @@ ta_status ta_usage_destroy(ta_usage *u)
         free(u->device[i].modules);
         ta_timeline_end(&u->device[i].timeline);
     }
+    pthread_key_delete(u->ends);
     pthread_mutex_destroy(&u->names);
     free(u->phase);
     free(u);
@@ -451,6 +455,7 @@ void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
         own.generation = u->generation;
         own.depth = own.phase = 0;
         own.leads = false;
+        pthread_setspecific(u->ends, u);
     }
     pthread_mutex_lock(&u->names);
     if (!own.depth && !u->leader_depth) own.leads = true;
@@ -465,6 +470,31 @@ void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
     pthread_mutex_unlock(&u->names);
     if (own.leads) charge(u, span->before);
     span->begin_us = ta_now_us();
+}
+
+/* A thread that ends inside phases leads no longer. */
+static void thread_ends(void *usage)
+{
+    ta_usage *u = usage;
+    if (child(u) || own.generation != u->generation || !own.depth) return;
+    const uint32_t last = phase_now(u);
+    const bool led = own.leads;
+    pthread_mutex_lock(&u->names);
+    if (led) {
+        u->leader_depth = 0;
+        atomic_store(&u->leading, u->between);
+    }
+    own.depth = 0;
+    own.leads = false;
+    pthread_mutex_unlock(&u->names);
+    if (led) charge(u, last);
+}
+
+/* With `names` held. */
+static bool is_within(const ta_usage *u, uint32_t phase, uint32_t around)
+{
+    while (phase && phase != around) phase = u->phase[phase].around;
+    return phase == around;
 }
 
 void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
@@ -484,13 +514,17 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
         u->phase[span->phase].entries++;
         u->phase[span->phase].us += us;
     }
+    /* Spans of generators that take turns end in any order: one that is not around what
+     * the thread is in now was ended by another. */
+    const uint32_t now = phase_now(u);
+    const uint32_t then = is_within(u, now, span->phase) ? span->before : now;
     own.depth--;
     if (own.leads) {
         u->leader_depth--;
-        atomic_store(&u->leading, own.depth ? span->before : u->between);
+        atomic_store(&u->leading, own.depth ? then : u->between);
         own.leads = own.depth > 0;
     } else
-        own.phase = span->before;
+        own.phase = then;
     pthread_mutex_unlock(&u->names);
     if (led) charge(u, span->phase);
 }

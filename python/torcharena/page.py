@@ -34,7 +34,10 @@ _MEMORY_COLOURS = {
     "freed, a stream still uses it": "#e08a2e",
     "partly used pages": "#c9b458",
     "idle pages": "#d98a5a",
-    "not ours": "#8d939c",
+    "context and libraries": "#a58bc9",
+    "other processes": "#6f7783",
+    "unattributed": "#8d939c",
+    "not ours": "#8d939c",  # in reports of before
 }
 
 

@@ -65,6 +65,10 @@ class phase(contextlib.ContextDecorator):
             raise TypeError(f"phase({name!r}): a name is a str")
         if not name or "\n" in name or "\0" in name or "/" in name:
             raise ValueError(f"phase({name!r}): a name is one line, with no '/' in it")
+        if (
+            not name.isprintable()
+        ):  # a terminal's control sequences, halves of a character
+            raise ValueError(f"phase({name!r}): a name is text that can be printed")
         self.name = name
         self._spans: list[bytes | None] = []
 

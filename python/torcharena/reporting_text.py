@@ -9,6 +9,8 @@ from .sizes import format_size
 __all__ = ["comparison", "module_title", "table", "unused_graphs"]
 
 MODULES = 15  # rows of the table
+PHASES = 30
+_WIDEST = 36  # of a phase's name
 
 
 def _title(path: str) -> str:
@@ -59,10 +61,11 @@ def table(data: dict[str, Any]) -> str:
 
 
 def _phases(data: dict[str, Any]) -> list[str]:
-    rows = data["phases"]
-    if not rows:
+    every = data["phases"]
+    if not every:
         return []
-    wide = max(16, *(len(_indented(row["path"])) for row in rows)) + 1
+    rows = _most_telling(every)
+    wide = min(_WIDEST, max(16, *(len(_indented(row["path"])) for row in rows))) + 1
     lines = [
         "",
         f"  {'phase':<{wide}}{'times':>7}{'seconds':>9}{'peak':>12}{'kept':>12}"
@@ -72,12 +75,29 @@ def _phases(data: dict[str, Any]) -> list[str]:
         times = f"{row['entries']:,}" if row["entries"] else ""
         seconds = f"{row['seconds']:.2f}" if row["entries"] else ""
         lines.append(
-            f"  {_indented(row['path']):<{wide}}{times:>7}{seconds:>9}"
+            f"  {_cut(_indented(row['path']), wide - 1):<{wide}}{times:>7}{seconds:>9}"
             f"{format_size(row['peak']):>12}{format_size(row['kept']):>12}"
             f"{format_size(row['allocated']):>12}{row['allocations']:>9,}"
             f"{row['page_moves']:>7,}{row['waits']:>7,}"
         )
+    if len(every) > len(rows):
+        lines.append(f"  and {len(every) - len(rows):,} more phases")
     return lines
+
+
+def _most_telling(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Few enough to read, in their order: those with the highest peaks, each with the ones
+    around it."""
+    if len(every) <= PHASES + 1:
+        return every
+    ranked = sorted(every, key=lambda row: (row["peak"], row["seconds"]), reverse=True)
+    shown: set[str] = set()
+    for row in ranked:
+        names = row["path"].split("/")
+        around = {"/".join(names[: i + 1]) for i in range(len(names))}
+        if len(shown | around) <= PHASES:
+            shown |= around
+    return [row for row in every if row["path"] in shown]
 
 
 def module_title(row: dict[str, Any]) -> str:
@@ -110,6 +130,10 @@ def _modules(data: dict[str, Any]) -> list[str]:
         held = sum(row["peak"] for row in rest)
         lines.append(f"  and {len(rest):,} more rows, {format_size(held)} at the peak")
     return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def _end_of(text: str, width: int) -> str:
@@ -215,7 +239,7 @@ def _memory(rows: dict[str, int | None]) -> list[str]:
     lines = ["", "  the device now"]
     for name, size in rows.items():
         if size is not None:
-            sums = name in ("reserved", "device in use", "device")
+            sums = name in ("reserved", "device in use", "device")  # of those above
             lines.append(f"  {'' if sums else '  '}{name:<32}{format_size(size):>14}")
     return lines
 

@@ -3,13 +3,16 @@ and files without it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import simulated
 from torcharena import Report, cli, phase, reporting
+from torcharena.device_rows import rows_of
 from torcharena.remedies import remedies
 from torcharena.reporting_text import comparison, table
 
@@ -97,7 +100,14 @@ print({"peak": report.data["peak"], "now": report.data["now"],
     rows = list(memory)
     parts = rows[: rows.index("reserved")]
     assert sum(memory[name] for name in parts) == memory["reserved"]
-    assert memory["reserved"] + memory["not ours"] == memory["device in use"]
+    rest = rows[rows.index("reserved") + 1 : rows.index("device in use")]
+    assert (
+        memory["reserved"] + sum(memory[name] for name in rest)
+        == (memory["device in use"])
+    )
+    if importlib.util.find_spec("pynvml") is not None:
+        assert memory["context and libraries"] == 530 << 20  # as the simulated GPU has it
+        assert memory["other processes"] == memory["unattributed"] == 0
 
 
 @with_torch
@@ -215,6 +225,51 @@ print(said)
 
 
 @with_torch
+def test_phases_that_are_left_in_no_order() -> None:
+    """Generators that take turns, a tracking that is stopped in the middle of a forward
+    pass, a thread that ends inside a phase: what comes later is outside of them all."""
+    found = run("""
+import threading, time
+def turns(name):
+    with torcharena.phase(name):
+        yield
+        yield
+model = model_of()
+first, second = turns("first"), turns("second")
+for one in (first, second, first, second):
+    next(one)
+for one in (first, second):
+    next(one, None)
+kept = [torch.empty(1 << 20, device="cuda")]
+tracking = torcharena.track(model)
+model[0].register_forward_hook(lambda *_: tracking.stop())
+model(torch.randint(0, 3000, (1, 8), device="cuda"))
+kept.append(torch.empty(1 << 20, device="cuda"))
+def ends():
+    torcharena.phase("unended").__enter__()
+thread = threading.Thread(target=ends)
+thread.start()
+thread.join()
+time.sleep(0.1)  # the system's thread ends after Python's
+kept.append(torch.empty(1 << 20, device="cuda"))
+checked()
+now = torcharena.report().data["now"]["phases"]
+names = [row["path"] for row in torcharena.report().data["phases"]]
+print({"": now[""], "others": sum(now.values()) - now[""], "names": names,
+       "model": bytes_of(model.parameters())})
+""")
+    assert found[""] >= found["model"] + (12 << 20)
+    assert found["others"] < 4 << 20
+    assert set(found["names"]) <= {
+        "first",
+        "first/second",
+        "forward",
+        "unended",
+        "",
+    }
+
+
+@with_torch
 def test_phases_before_cuda_and_in_children() -> None:
     found = run("""
 import os
@@ -256,6 +311,9 @@ print({row["path"]: row["live"] for row in torcharena.report().data["phases"]}
 def test_phase_names() -> None:
     for name in ("", "a/b", "a\nb", "a\0b"):
         with pytest.raises(ValueError, match="a name is one line"):
+            phase(name)
+    for name in ("\x1b[31m", "\ud800"):
+        with pytest.raises(ValueError, match="can be printed"):
             phase(name)
     with pytest.raises(TypeError, match="a name is a str"):
         phase(3)  # type: ignore[arg-type]
@@ -337,6 +395,87 @@ def test_text() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_many_phases_are_a_short_table() -> None:
+    row = DATA["phases"][0]
+    name = "a name that is longer than any that a terminal has room for"
+    paths = [f"step/{i}" for i in range(500)] + [f"{name}/{name}/last"]
+    rows = [
+        {**row, "path": path, "peak": i << 20, "seconds": 0.0}
+        for i, path in enumerate(["step", *paths, name, f"{name}/{name}"])
+    ]
+    text = table({**DATA, "phases": rows})
+    lines = text.splitlines()
+    assert "  step" in text
+    assert "  and 474 more phases" in lines
+    assert any(line.startswith("    499 ") for line in lines)
+    assert not any(line.startswith("    3 ") for line in lines)
+    assert len(lines) < 70 and max(map(len, lines)) <= 125
+
+
+def test_rows_of_the_device() -> None:
+    """Whatever NVML tells, they add up."""
+    stats = {
+        "allocated": [(50, 0)],
+        "requested": [(40, 0)],
+        "reserved": (100, 0),
+        "pending": (5, 0),
+        "partly_used": 20,
+        "idle": 25,
+    }
+    for processes, expected in (
+        ({}, {"unattributed": 80}),
+        (
+            {7: 130},
+            {"context and libraries": 30, "other processes": 0, "unattributed": 50},
+        ),
+        (
+            {7: 130, 8: 40},
+            {"context and libraries": 30, "other processes": 40, "unattributed": 10},
+        ),
+        # asked for at other moments
+        (
+            {7: 130, 8: 90},
+            {"context and libraries": 30, "other processes": 50, "unattributed": 0},
+        ),
+        ({8: 40}, {"unattributed": 80}),  # the container's numbers are not the host's
+        ({7: 90, 8: 40}, {"unattributed": 80}),  # that is another's 7
+    ):
+        rows = rows_of(stats, 180, 1000, processes, 7)
+        names = list(rows)
+        rest = names[names.index("reserved") + 1 : names.index("device in use")]
+        assert {name: rows[name] for name in rest} == expected, processes
+        parts = [*names[: names.index("reserved")], *rest]
+        assert sum(rows[name] or 0 for name in parts) == rows["device in use"] == 180
+    assert "unattributed" not in rows_of(stats, None, None, {}, 7)
+
+
+def test_files_are_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data[:10])
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "r.json"
+    path.write_text("before")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            Report(DATA).save(path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    link = tmp_path / "latest.json"
+    link.symlink_to(path)
+    Report(DATA).save(link)
+    assert link.is_symlink() and reporting.load(path).data == DATA
+    os.mkfifo(tmp_path / "pipe")  # as /dev/null, never replaced by a file
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    Report(DATA).save(tmp_path / "pipe")
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_remedies_are_ranked_by_what_they_save_here() -> None:
     moment = {
         "bytes": 1000,
@@ -380,7 +519,11 @@ def test_files(tmp_path: Path) -> None:
     lines = Report(DATA).compare(Report(other)).splitlines()
     assert any("gradient" in line and "+1 GiB" in line for line in lines)
     assert comparison(DATA, DATA).count("same") == 6
-    for wrong in ("", "[]", "{}", '{"torcharena_report": 99}'):
+    for other_thing in (None, DATA):
+        with pytest.raises(TypeError, match="another Report"):
+            Report(DATA).compare(other_thing)  # type: ignore[arg-type]
+    version = '{"torcharena_report": 1}'
+    for wrong in ("", "[]", "{}", '{"torcharena_report": 99}', version):
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"r\.json: "):
             reporting.load(path)
@@ -400,6 +543,7 @@ def test_the_command(
     for wrong, said in (
         (["no.json"], "no.json: No such file"),
         (["r.json", "--html", "r.pdf"], "ends in .html"),
+        (["r.json", "--html", "no/r.html"], "no/r.html: No such file"),
         (["r.json", "r.json", "--html", "r.html"], "one report, not two"),
     ):
         assert cli.main(["report", *wrong]) == 2
