@@ -61,7 +61,39 @@ def run(code: str, **more: Any) -> dict[str, Any]:
 
 @with_torch
 def test_categories_are_what_the_tensors_sum_to() -> None:
+    """And a training step without `track` makes no call of ours, with it some."""
     found = run("""
+import os, sys
+package = os.path.dirname(torcharena.__file__)
+def calls_of_ours(call):
+    found = []
+    def told(frame, event, what):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            found.append(frame.f_code.co_name)
+        elif event == "c_call" and getattr(what, "__module__", None) == core.__name__:
+            found.append(what.__name__)
+    sys.setprofile(told)
+    call()
+    sys.setprofile(None)
+    return len(found)
+small = torch.nn.Linear(8, 8).cuda()
+small_optimizer = torch.optim.AdamW(small.parameters())
+def small_step():
+    small(torch.ones(4, 8, device="cuda")).sum().backward()
+    small_optimizer.step()
+    small_optimizer.zero_grad()
+small_step()
+untracked, driver = 0, torcharena.memory_stats()["driver_calls"]
+for _ in range(3):
+    untracked += calls_of_ours(small_step)
+driver = torcharena.memory_stats()["driver_calls"] - driver
+with torcharena.track(small, small_optimizer):
+    tracked = calls_of_ours(small_step)
+assert untracked == driver == 0 < tracked, (untracked, driver, tracked)
+assert calls_of_ours(small_step) == 0
+del small, small_optimizer
+gc.collect()
+began = {row["path"]: row["entries"] for row in torcharena.report().data["phases"]}
 model = model_of()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 tracking = torcharena.track(model, optimizer)
@@ -79,7 +111,7 @@ print({"peak": report.data["peak"], "now": report.data["now"],
        "optimizer state": bytes_of(state(optimizer)), "buffer": bytes_of(model.buffers()),
        "phases": {row["path"]: row for row in report.data["phases"]},
        "steps": report.data["steps"], "live": torch.cuda.memory_stats()[
-           "requested_bytes.all.current"]})
+           "requested_bytes.all.current"], "began": began})
 """)
     for at in ("peak", "now"):
         categories = found[at]["categories"]
@@ -88,10 +120,11 @@ print({"peak": report.data["peak"], "now": report.data["now"],
         assert sum(categories.values()) == found[at]["bytes"]
         assert sum(found[at]["phases"].values()) == found[at]["bytes"]
     assert found["now"]["bytes"] == found["live"]
-    assert found["steps"] == 3
+    assert found["steps"] == 4
     phases = found["phases"]
-    assert phases["forward"]["entries"] == 4 == phases["backward"]["entries"]
-    assert phases["optimizer"]["entries"] == 3 == phases["zero_grad"]["entries"]
+    for name, times in (("forward", 4), ("backward", 4), ("optimizer", 3)):
+        assert phases[name]["entries"] == times + found["began"][name] == times + 1
+    assert phases["zero_grad"]["entries"] == 4
     assert (
         phases["forward"]["peak"] < phases["backward"]["peak"] <= found["peak"]["bytes"]
     )
@@ -315,6 +348,8 @@ def test_phase_names() -> None:
     for name in ("\x1b[31m", "\ud800"):
         with pytest.raises(ValueError, match="can be printed"):
             phase(name)
+    assert phase("a" + "é" * 50).name == "a" + "é" * 31
+    assert phase("日本語" * 30).name == "日本語" * 7
     with pytest.raises(TypeError, match="a name is a str"):
         phase(3)  # type: ignore[arg-type]
     with phase("not enabled"):
