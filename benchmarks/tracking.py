@@ -120,8 +120,8 @@ def share(within: float | None, spent: list[tuple[float, float]], loops: int) ->
 
 
 def hooks_of(run: Callable[[], Any]) -> float:
-    """Seconds that ``run()`` spends in what `track` hung into the loop; the timers' own are
-    in it."""
+    """Seconds that ``run()``, which tracks, spends in what `track` hung into the loop; the
+    timers' own are in it."""
     from torcharena import phases, tracking
 
     spent = 0.0
@@ -142,15 +142,15 @@ def hooks_of(run: Callable[[], Any]) -> float:
 
         return wrapped
 
-    hooks = {
+    hooks: dict[Any, list[str]] = {
         tracking.Tracking: [
             "_forward_begins",
             "_forward_ends",
             "_step_begins",
             "_step_ends",
-            "_backward_ends",
         ],
-        phases.phase: ["__enter__", "__exit__"],
+        tracking: ["_backward_begins", "_backward_ends", "_zero_grad_begins"],
+        phases: ["leave"],
     }
     kept = [(kind, n, getattr(kind, n)) for kind, names in hooks.items() for n in names]
     for kind, name, call in kept:
@@ -212,10 +212,17 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
     begin = time.perf_counter()
     while len(measured) < LEAST * len(UNIT) or time.perf_counter() - begin < seconds:
         measured += [(tracked, *steps.step(tracked)) for tracked in UNIT]
-    with steps.track():
-        before = allocations()
-        hooks = hooks_of(lambda: [steps.step(False) for _ in range(INSPECTED)])
-        counted = (allocations() - before) / INSPECTED
+    counted = 0
+
+    def inspected() -> None:
+        nonlocal counted
+        with steps.track():
+            before = allocations()
+            for _ in range(INSPECTED):
+                steps.step(False)
+            counted = allocations() - before
+
+    hooks = hooks_of(inspected)
     steps.close()
     each = of_an_allocation()
     ours, theirs = units(measured)
@@ -224,7 +231,7 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
         "ours": ours,
         "theirs": theirs,
         "hooks_seconds": hooks / INSPECTED,
-        "allocations": counted,
+        "allocations": counted / INSPECTED,
         "allocation_seconds": each,
         "machine": machine(),
     }

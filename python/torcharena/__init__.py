@@ -15,6 +15,8 @@ from .installing import enable
 from .limits_table import Limit, Limits, limits
 from .phases import phase
 from .recording import Recording, mark, record
+from .regions import region, sleep, wake_up
+from .spilling import empty_cache, step
 from .state import enabled
 from .stats import memory_stats, memory_summary
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .integrations.figures import tqdm_postfix
     from .lines import stacks
     from .notebook import Watch, watch
+    from .offload_optimizers import offload_optimizer, onload_optimizer
+    from .offload_saved import offload_activations
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import is_rehearsal, rehearse
     from .reporting import Report, report
@@ -44,6 +48,7 @@ __all__ = [
     "Watch",
     "__version__",
     "device_memory",
+    "empty_cache",
     "enable",
     "enabled",
     "find_batch_size",
@@ -55,17 +60,24 @@ __all__ = [
     "mark",
     "memory_stats",
     "memory_summary",
+    "offload_activations",
+    "offload_optimizer",
     "on_oom",
+    "onload_optimizer",
     "phase",
     "record",
+    "region",
     "rehearse",
     "report",
     "set_limit",
+    "sleep",
     "snapshot",
     "stacks",
+    "step",
     "timeline",
     "tqdm_postfix",
     "track",
+    "wake_up",
     "watch",
 ]
 
@@ -80,7 +92,10 @@ _LATE = {
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",
     "is_rehearsal": "rehearsal.api",
+    "offload_activations": "offload_saved",
+    "offload_optimizer": "offload_optimizers",
     "on_oom": "out_of_memory",
+    "onload_optimizer": "offload_optimizers",
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",

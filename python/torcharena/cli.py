@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--limit", type=_size, metavar="SIZE", default=_UNSAID, help="cap on each device"
     )
+    run.add_argument(
+        "--spill",
+        type=_size,
+        metavar="SIZE",
+        help="host memory that may be used, as 64GiB",
+    )
     run.add_argument("--record", metavar="FILE", help="write a trace of every allocation")
     run.add_argument("--strict", action="store_true", help="a clamped cap is an error")
     run.add_argument(
@@ -154,6 +160,8 @@ def _run(options: argparse.Namespace) -> int:
     environment.setdefault("TORCHARENA_LOG", "info")
     if options.limit is not _UNSAID:
         environment["TORCHARENA_LIMIT"] = _in_words(options.limit)
+    if options.spill is not None:
+        environment["TORCHARENA_SPILL"] = _in_words(options.spill)
     for name in ("strict", "fallback"):
         if getattr(options, name):
             environment[f"TORCHARENA_{name.upper()}"] = "1"

@@ -115,8 +115,8 @@ def report(device: DeviceLike = None) -> Report:
     needs_enabled("report")
     needs_cuda()
     phases.start()
+    tracking.tell_all()
     for one in tracking.trackings():
-        one.tell()
         one.tell_modules()
     index = device_index(device)
     library = core()

@@ -144,6 +144,56 @@ print({"peak": report.data["peak"], "now": report.data["now"],
 
 
 @with_torch
+def test_what_backward_leaves_is_no_gradient_for_that() -> None:
+    """A hook keeps a tensor of each backward. At a peak and in a report gradients are what
+    `.grad` holds all the same; parameters are not walked in steps without a new peak."""
+    found = run("""
+from torcharena import tracking
+walks, kept, said = [], [], []
+walk = tracking._gradients
+tracking._gradients = lambda alive: walks.append(1) or walk(alive)
+model = model_of(words=500, deep=2)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+def keep(module, inputs, outputs):  # lets go of the one before, in the next backward
+    kept[:] = [torch.empty(1 << 20, device="cuda")]
+model[1].register_full_backward_hook(keep)
+
+def now():
+    sums = [0] * 7
+    for block in core.usage_blocks(0, 2):
+        sums[block[4]] += block[1]
+    return sums[2]
+
+with torcharena.track(model, optimizer):
+    for batch in (8, 4, 4, 4, 16):
+        before = len(walks)
+        tokens = torch.randint(0, 500, (batch, 64), device="cuda")
+        model(tokens).sum().backward()
+        grads = bytes_of(p.grad for p in model.parameters())
+        provisional, walked = now(), len(walks) - before
+        report = torcharena.report().data if batch > 4 else None
+        said.append({
+            "walks": walked, "gradients": grads, "provisional": provisional,
+            "exact": report and report["now"]["categories"]["gradient"],
+            "peak": report and report["peak"]["categories"].get("gradient", 0),
+            "step": report and report["peak"]["step"]})
+        optimizer.step()
+        optimizer.zero_grad()
+checked()
+print({"said": said})
+""")
+    first, *later, last = found["said"]
+    for step in (first, last):
+        assert step["walks"] == 1
+        assert step["provisional"] == step["exact"] == step["gradients"]
+        assert step["peak"] <= step["gradients"]
+    assert (first["step"], last["step"]) == (0, 4)
+    for step in later[1:]:  # the first step's optimizer state is a new peak in the second
+        assert step["walks"] == 0
+        assert step["provisional"] == step["gradients"] + (4 << 20)
+
+
+@with_torch
 def test_ways_to_train() -> None:
     """Autocast, checkpointing, accumulation, evaluation, errors, phases of the user's and a
     thread's own, a compiled model; and all as before once tracking stops."""
