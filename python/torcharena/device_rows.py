@@ -9,7 +9,11 @@ from typing import Any
 from .caps import device_memory
 from .top_nvml import processes_of
 
-__all__ = ["device_rows", "rows_of"]
+__all__ = ["DROPPED", "ON_HOST", "device_rows", "rows_of"]
+
+# Below zero, where there are any: what is asked for, and not on the device.
+ON_HOST = "of that in host memory"
+DROPPED = "of that asleep, not kept"
 
 
 def device_rows(stats: Any, index: int) -> dict[str, int | None]:
@@ -43,8 +47,12 @@ def rows_of(
         "freed, a stream still uses it": stats["pending"][0],
         "partly used pages": stats["partly_used"],
         "idle pages": stats["idle"],
-        "reserved": reserved,
     }
+    # reserved + spilled + dropped = active + idle + partly used, as torcharena.h has it.
+    for name, away in ((ON_HOST, stats["spilled"][0]), (DROPPED, stats["dropped"][0])):
+        if away:
+            rows[name] = -away
+    rows["reserved"] = reserved
     if used is not None:
         rest = used - reserved
         told = processes.get(own, -1)

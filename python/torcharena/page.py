@@ -234,13 +234,15 @@ def _categories(data: dict[str, Any]) -> str:
 def _memory(data: dict[str, Any]) -> str:
     memory = data["now"]["memory"]
     whole = memory.get("device") or memory.get("device in use") or memory["reserved"]
+    away = sum(size for size in memory.values() if size and size < 0)
     pieces = [
-        (name, memory.get(name) or 0, colour) for name, colour in _MEMORY_COLOURS.items()
+        (name, (memory.get(name) or 0) + (away if name == "asked for" else 0), colour)
+        for name, colour in _MEMORY_COLOURS.items()
     ]
     rows = []
     for name, size in memory.items():
         if size is not None:
-            colour = _MEMORY_COLOURS.get(name)
+            colour = _MEMORY_COLOURS.get(name, "none" if size < 0 else None)
             first = _dot(colour) + escape(name) if colour else f"<b>{escape(name)}</b>"
             last = format_size(size) if colour else f"<b>{format_size(size)}</b>"
             rows.append((first, last))

@@ -246,13 +246,15 @@ def _memory(rows: dict[str, int | None]) -> list[str]:
 
 def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
     """What the second has more or less of than the first."""
-    lines = [f"  {'':<24}{'first':>14}{'second':>14}{'difference':>14}"]
+    names = [*_by_module(one), *_by_module(other), *one["peak"]["phases"]]
+    wide = min(48, max(24, 3 + max(map(len, [*names, *other["peak"]["phases"], ""]))))
+    lines = [f"  {'':<{wide}}{'first':>14}{'second':>14}{'difference':>14}"]
 
     def row(name: str, first: int, second: int) -> None:
         sign = "+" if second > first else "-" if second < first else ""
         by = f"{sign}{format_size(abs(second - first))}" if sign else "same"
         lines.append(
-            f"  {name:<24}{format_size(first):>14}{format_size(second):>14}{by:>14}"
+            f"  {_end_of(name, wide - 1):<{wide}}{format_size(first):>14}{format_size(second):>14}{by:>14}"
         )
 
     row("peak", one["peak"]["bytes"], other["peak"]["bytes"])

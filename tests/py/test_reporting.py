@@ -13,6 +13,7 @@ import pytest
 import simulated
 from torcharena import Report, cli, phase, reporting
 from torcharena.device_rows import rows_of
+from torcharena.page import page
 from torcharena.remedies import remedies
 from torcharena.reporting_text import comparison, table
 
@@ -506,7 +507,16 @@ def test_rows_of_the_device() -> None:
         "pending": (5, 0),
         "partly_used": 20,
         "idle": 25,
+        "spilled": (0, 0),
+        "dropped": (0, 0),
     }
+    spilled = {**stats, "reserved": (60, 0), "spilled": (30, 0), "dropped": (10, 0)}
+    rows = rows_of(spilled, 100, 1000, {}, 7)
+    parts = list(rows.values())[: list(rows).index("reserved")]
+    assert sum(size or 0 for size in parts) == rows["reserved"] == 60
+    data = {**DATA, "now": {**DATA["now"], "memory": rows}}
+    assert "of that in host memory" in table(data) and "-30 B" in table(data)
+    assert "-30 B" in page(data)
     for processes, expected in (
         ({}, {"unattributed": 80}),
         (
@@ -584,6 +594,7 @@ def test_remedies_are_ranked_by_what_they_save_here() -> None:
     found = [(row["bytes"], row["what"]) for row in remedies(moment)]
     assert found == [
         (500, "train a few adapters only"),
+        (400, "the optimizer's state in host memory"),
         (300, "shard over two GPUs"),
         (300, "an optimizer with 8-bit state"),
         (250, "checkpoint the repeated blocks"),
@@ -604,6 +615,9 @@ def test_files(tmp_path: Path) -> None:
     lines = Report(DATA).compare(Report(other)).splitlines()
     assert any("gradient" in line and "+1 GiB" in line for line in lines)
     assert comparison(DATA, DATA).count("same") == 6
+    named = {"module": "transformer.h.*.attn.resid_dropout", "peak": 1 << 30}
+    lines = comparison({**DATA, "modules": [named]}, DATA).splitlines()
+    assert len({len(line) for line in lines if line.endswith(("B", "same"))}) == 1
     for other_thing in (None, DATA):
         with pytest.raises(TypeError, match="another Report"):
             Report(DATA).compare(other_thing)  # type: ignore[arg-type]
