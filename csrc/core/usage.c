@@ -28,7 +28,7 @@
 #include "usage_timeline.h"
 
 typedef struct phase_counts {
-    uint64_t allocs, bytes, live, peak, kept, page_moves, waits;
+    uint64_t allocs, bytes, live, peak, kept, page_moves, waits, spilled;
     double wait_us;
 } phase_counts;
 
@@ -56,7 +56,7 @@ typedef struct device_usage {
     uint64_t guessed_at; /* or those of backward guessed */
     size_t guesses;      /* entries of the table that are guessed */
     moment moments[TA_USAGE_MOMENTS];
-    uint64_t page_moves, waits; /* of the device, counted to phases already */
+    uint64_t page_moves, waits, spilled; /* of the device, counted to phases already */
     double wait_us;
     phase_counts *phases;     /* TA_USAGE_PHASES of them, where used */
     ta_usage_module *modules; /* TA_USAGE_MODULES of them, where one was told */
@@ -353,6 +353,7 @@ ta_status ta_usage_create(ta_usage **usage)
 static void seen(const ta_usage *u, device_usage *d, const ta_page_counts *stats)
 {
     d->page_moves = stats->page_moves;
+    d->spilled = stats->spill_bytes;
     d->waits = stats->waits;
     d->wait_us = stats->wait_us;
     pass(u, d);
@@ -460,6 +461,7 @@ static void charge(ta_usage *u, uint32_t phase)
         pthread_mutex_lock(&d->mutex);
         phase_counts *p = &d->phases[phase];
         p->page_moves += stats.page_moves - d->page_moves;
+        p->spilled += stats.spill_bytes - d->spilled;
         p->waits += stats.waits - d->waits;
         p->wait_us += stats.wait_us - d->wait_us;
         seen(u, d, &stats);
@@ -741,6 +743,7 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
         phases[i].peak = p->peak;
         phases[i].kept = p->kept;
         phases[i].page_moves = p->page_moves;
+        phases[i].spilled = p->spilled;
         phases[i].waits = p->waits;
         phases[i].wait_us = p->wait_us;
     }

@@ -251,6 +251,7 @@ def _memory(data: dict[str, Any]) -> str:
 
 def _phases(data: dict[str, Any]) -> str:
     rows = []
+    spilled = any(row.get("spilled") for row in data["phases"])
     for row in data["phases"][:200]:
         around, _, name = row["path"].rpartition("/")
         deep = around.count("/") + 1 if around else 0
@@ -267,6 +268,7 @@ def _phases(data: dict[str, Any]) -> str:
                 f"{row['allocations']:,}",
                 f"{row['page_moves']:,}",
                 f"{row['waits']:,}",
+                *([format_size(row.get("spilled", 0))] if spilled else []),
             )
         )
     heads = (
@@ -279,6 +281,7 @@ def _phases(data: dict[str, Any]) -> str:
         "allocations",
         "page moves",
         "waits",
+        *(["spilled"] if spilled else []),
     )
     more = len(data["phases"]) - len(rows)
     note = f'<p class="note">and {more:,} more phases</p>' if more > 0 else ""

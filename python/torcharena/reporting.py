@@ -236,6 +236,7 @@ def _phase_row(named: list[Any], paths: list[str], number: int) -> dict[str, Any
         "allocations": one["allocs"],
         "allocated": one["bytes"],
         "page_moves": one["page_moves"],
+        "spilled": one["spilled"],
         "waits": one["waits"],
         "wait_seconds": one["wait_us"] / 1e6,
     }

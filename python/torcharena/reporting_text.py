@@ -66,10 +66,12 @@ def _phases(data: dict[str, Any]) -> list[str]:
         return []
     rows = _most_telling(every)
     wide = min(_WIDEST, max(16, *(len(_indented(row["path"])) for row in rows))) + 1
+    spilled = any(row.get("spilled") for row in every)
     lines = [
         "",
         f"  {'phase':<{wide}}{'times':>7}{'seconds':>9}{'peak':>12}{'kept':>12}"
-        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}",
+        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}"
+        + (f"{'spilled':>12}" if spilled else ""),
     ]
     for row in rows:
         times = f"{row['entries']:,}" if row["entries"] else ""
@@ -79,6 +81,7 @@ def _phases(data: dict[str, Any]) -> list[str]:
             f"{format_size(row['peak']):>12}{format_size(row['kept']):>12}"
             f"{format_size(row['allocated']):>12}{row['allocations']:>9,}"
             f"{row['page_moves']:>7,}{row['waits']:>7,}"
+            + (f"{format_size(row.get('spilled', 0)):>12}" if spilled else "")
         )
     if len(every) > len(rows):
         lines.append(f"  and {len(every) - len(rows):,} more phases")

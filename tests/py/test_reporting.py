@@ -354,6 +354,32 @@ print({"": now[""], "others": sum(now.values()) - now[""], "names": names,
 
 
 @with_torch
+def test_what_spills() -> None:
+    """What is in host memory is named by phase, and the rows add up to the device's."""
+    found = run(
+        """
+torcharena.set_limit("256MiB")
+with torcharena.phase("load"):
+    kept = [torch.empty(40 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+with torcharena.phase("more"):
+    kept += [torch.empty(40 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+report = torcharena.report()
+checked()
+print({"memory": report.data["now"]["memory"], "text": str(report),
+       "page": "spilled</th>" in __import__("torcharena.page").page.page(report.data),
+       "spilled": {row["path"]: row["spilled"] for row in report.data["phases"]}})
+""",
+        TORCHARENA_SPILL="1GiB",
+    )
+    assert found["spilled"]["more"] == 80 << 20 and found["spilled"]["load"] == 0
+    memory = found["memory"]
+    assert memory["of that in host memory"] == -80 << 20
+    parts = list(memory.values())[: list(memory).index("reserved")]
+    assert sum(parts) == memory["reserved"] == 240 << 20
+    assert "waits     spilled" in found["text"] and found["page"]
+
+
+@with_torch
 def test_phases_before_cuda_and_in_children() -> None:
     found = run("""
 import os
