@@ -213,6 +213,7 @@ class Phase(TypedDict):
     peak: int
     kept: int
     page_moves: int
+    spilled: int
     waits: int
     wait_us: float
     activations: bool  # what blocks of it are that no category was told of; else other
