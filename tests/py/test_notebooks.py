@@ -42,7 +42,7 @@ def test_it_runs(path: Path) -> None:
         command += ["--gpu", "16GiB", "--steps", "0"]
     done = subprocess.run(
         [sys.executable, *command, str(ROOT / "scripts" / "notebooks.py"), str(path)],
-        env=simulated.environment("h200" if "32" in path.stem else "16GiB"),
+        env=simulated.environment(),
         capture_output=True,
         text=True,
         timeout=simulated.TIMEOUT,
