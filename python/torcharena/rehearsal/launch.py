@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import conf
 from . import alone
 from .cards import Card
 from .child import JOB, STOP, Job
@@ -51,6 +52,7 @@ _OWN_SETTINGS = (
     "TORCHARENA_ENABLE",
     "TORCHARENA_LIMIT",
     "TORCHARENA_RECORD",
+    "TORCHARENA_SPILL",
     "TORCHARENA_STRICT",
 )
 
@@ -88,29 +90,13 @@ def environment(
     env["TORCHARENA_REHEARSAL"] = "1"
     # It numbers the machine's real GPUs; what the program sets itself counts.
     env.pop("CUDA_VISIBLE_DEVICES", None)
-    conf = _conf(env, allocator == "expandable")
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        env.pop(name, None)
-    if conf:
-        env["PYTORCH_CUDA_ALLOC_CONF"] = conf
+    conf.settle(env, allocator == "expandable")
     return env
 
 
 def _put_first(env: dict[str, str], name: str, value: str) -> None:
     parts = [p for p in env.get(name, "").split(":") if p and p != value]
     env[name] = ":".join([value, *parts])
-
-
-def _conf(env: dict[str, str], expandable: bool) -> str:
-    """torch's allocator settings as they are, but for the choice of the allocator."""
-    given = env.get("PYTORCH_CUDA_ALLOC_CONF") or env.get("PYTORCH_ALLOC_CONF") or ""
-    kept = [
-        part
-        for part in given.split(",")
-        if part.strip()
-        and part.partition(":")[0].strip() not in ("expandable_segments", "backend")
-    ]
-    return ",".join([*kept, *(["expandable_segments:True"] if expandable else [])])
 
 
 @contextlib.contextmanager
@@ -280,6 +266,7 @@ def run(
     allocator: str = "native",
     gpus: int = 1,
     limit: int | None = None,
+    spill: int | None = None,
     steps: int | None = None,
     timeout: float | None = None,
     seed: int = 0,
@@ -307,6 +294,7 @@ def run(
         folder=folder,
         allocator=allocator,
         limit=limit,
+        spill=spill,
         steps=steps,
         deadline=None if timeout is None else time.time() + timeout,
         seed=seed,
@@ -388,6 +376,8 @@ def watched_environment(
         env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
         if job.limit is not None:
             env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
+        if job.spill is not None:
+            env["TORCHARENA_SPILL"] = f"{job.spill // 1024}KiB"
     if job.world_size is not None:
         env.update(alone.environment(job.world_size, job.rank, gpus))
     elif job.ranks > 1:

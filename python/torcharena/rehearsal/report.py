@@ -405,6 +405,13 @@ class Report:
             if not run.processes and not run.failed and not run.timed_out:
                 lines += _wrapped(f"{name}: it used no CUDA memory", width)
         first = self.outcomes[0].run
+        chose = next((c for o in self.outcomes if (c := o.run.first("chose"))), None)
+        if chose:
+            lines += _wrapped(
+                f"The script asks for {chose} itself; each row here is of the allocator "
+                "that it names all the same.",
+                width,
+            )
         if first.sharing > 1:
             lines += _wrapped(
                 f"{first.sharing} processes use one device: each is judged by an equal part "
@@ -452,6 +459,9 @@ class Report:
         return lines
 
     def _cap(self, width: int) -> list[str]:
+        for outcome in self.outcomes:
+            if "in host memory" in outcome.verdict.why:
+                return _wrapped(f"The arena runs it {outcome.verdict.why}.", width)
         cap = self.smallest_cap
         if cap is None:
             return []
