@@ -36,6 +36,7 @@ void ta_count_slow(ta_device *device, double us);
 /* What tracking looks at, at each change of the phase: cheaper than ta_get_stats. */
 typedef struct ta_page_counts {
     uint64_t page_moves, waits, reserved;
+    uint64_t spill_bytes;
     double wait_us;
 } ta_page_counts;
 ta_status ta_get_page_counts(ta_allocator *allocator, int device, ta_page_counts *counts);

@@ -1,4 +1,5 @@
 /* stats.c - the numbers of a device. Public functions only; thread-safe. */
+#define _POSIX_C_SOURCE 200809L
 #include <string.h>
 
 #include "count.h"
@@ -56,6 +57,7 @@ ta_status ta_get_page_counts(ta_allocator *a, int device, ta_page_counts *counts
     if (!d) return TA_INVALID;
     ta_spin_take(&d->counting);
     *counts = (ta_page_counts){.page_moves = d->stats.page_moves,
+                               .spill_bytes = d->stats.spill_bytes,
                                .waits = d->stats.waits,
                                .reserved = d->stats.reserved.current,
                                .wait_us = d->stats.wait_us};

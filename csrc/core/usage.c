@@ -28,7 +28,7 @@
 #include "usage_timeline.h"
 
 typedef struct phase_counts {
-    uint64_t allocs, bytes, live, peak, kept, page_moves, waits;
+    uint64_t allocs, bytes, live, peak, kept, page_moves, waits, spilled;
     double wait_us;
 } phase_counts;
 
@@ -56,7 +56,7 @@ typedef struct device_usage {
     uint64_t guessed_at; /* or those of backward guessed */
     size_t guesses;      /* entries of the table that are guessed */
     moment moments[TA_USAGE_MOMENTS];
-    uint64_t page_moves, waits; /* of the device, counted to phases already */
+    uint64_t page_moves, waits, spilled; /* of the device, counted to phases already */
     double wait_us;
     phase_counts *phases;     /* TA_USAGE_PHASES of them, where used */
     ta_usage_module *modules; /* TA_USAGE_MODULES of them, where one was told */
@@ -83,6 +83,7 @@ struct ta_usage {
     _Atomic uint32_t step;
     _Atomic uint64_t unused;
     _Atomic int devices;   /* those from here on are not used: a step's calls skip them */
+    pthread_key_t ends;    /* runs `thread_ends` */
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -324,12 +325,14 @@ static void visit_block(void *context, const ta_block_info *block)
     pthread_mutex_unlock(&d->mutex);
 }
 
+static void thread_ends(void *usage);
+
 ta_status ta_usage_create(ta_usage **usage)
 {
     *usage = NULL;
     ta_usage *u = calloc(1, sizeof *u);
     phase_name *names = calloc(TA_USAGE_PHASES, sizeof *names);
-    if (!u || !names) {
+    if (!u || !names || pthread_key_create(&u->ends, thread_ends)) {
         free(u);
         free(names);
         return TA_NO_HOST_MEMORY;
@@ -350,6 +353,7 @@ ta_status ta_usage_create(ta_usage **usage)
 static void seen(const ta_usage *u, device_usage *d, const ta_page_counts *stats)
 {
     d->page_moves = stats->page_moves;
+    d->spilled = stats->spill_bytes;
     d->waits = stats->waits;
     d->wait_us = stats->wait_us;
     pass(u, d);
@@ -405,6 +409,7 @@ ta_status ta_usage_destroy(ta_usage *u)
         free(u->device[i].modules);
         ta_timeline_end(&u->device[i].timeline);
     }
+    pthread_key_delete(u->ends);
     pthread_mutex_destroy(&u->names);
     free(u->phase);
     free(u);
@@ -456,6 +461,7 @@ static void charge(ta_usage *u, uint32_t phase)
         pthread_mutex_lock(&d->mutex);
         phase_counts *p = &d->phases[phase];
         p->page_moves += stats.page_moves - d->page_moves;
+        p->spilled += stats.spill_bytes - d->spilled;
         p->waits += stats.waits - d->waits;
         p->wait_us += stats.wait_us - d->wait_us;
         seen(u, d, &stats);
@@ -471,6 +477,7 @@ void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
         own.generation = u->generation;
         own.depth = own.phase = 0;
         own.leads = false;
+        pthread_setspecific(u->ends, u);
     }
     pthread_mutex_lock(&u->names);
     if (!own.depth && !u->leader_depth) own.leads = true;
@@ -485,6 +492,31 @@ void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
     pthread_mutex_unlock(&u->names);
     if (own.leads) charge(u, span->before);
     span->begin_us = ta_now_us();
+}
+
+/* A thread that ends inside phases leads no longer. */
+static void thread_ends(void *usage)
+{
+    ta_usage *u = usage;
+    if (child(u) || own.generation != u->generation || !own.depth) return;
+    const uint32_t last = phase_now(u);
+    const bool led = own.leads;
+    pthread_mutex_lock(&u->names);
+    if (led) {
+        u->leader_depth = 0;
+        atomic_store(&u->leading, u->between);
+    }
+    own.depth = 0;
+    own.leads = false;
+    pthread_mutex_unlock(&u->names);
+    if (led) charge(u, last);
+}
+
+/* With `names` held. */
+static bool is_within(const ta_usage *u, uint32_t phase, uint32_t around)
+{
+    while (phase && phase != around) phase = u->phase[phase].around;
+    return phase == around;
 }
 
 void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
@@ -504,13 +536,17 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
         u->phase[span->phase].entries++;
         u->phase[span->phase].us += us;
     }
+    /* Spans of generators that take turns end in any order: one that is not around what
+     * the thread is in now was ended by another. */
+    const uint32_t now = phase_now(u);
+    const uint32_t then = is_within(u, now, span->phase) ? span->before : now;
     own.depth--;
     if (own.leads) {
         u->leader_depth--;
-        atomic_store(&u->leading, own.depth ? span->before : u->between);
+        atomic_store(&u->leading, own.depth ? then : u->between);
         own.leads = own.depth > 0;
     } else
-        own.phase = span->before;
+        own.phase = then;
     pthread_mutex_unlock(&u->names);
     if (led) charge(u, span->phase);
 }
@@ -707,6 +743,7 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
         phases[i].peak = p->peak;
         phases[i].kept = p->kept;
         phases[i].page_moves = p->page_moves;
+        phases[i].spilled = p->spilled;
         phases[i].waits = p->waits;
         phases[i].wait_us = p->wait_us;
     }

@@ -124,6 +124,7 @@ typedef struct ta_usage_phase {
         peak; /* the device's highest live bytes while something was allocated in it */
     uint64_t kept;              /* its live bytes when it was last left */
     uint64_t page_moves, waits; /* while it was the leader's innermost phase */
+    uint64_t spilled;           /* bytes then asked for that went to the host */
     double wait_us;
     /* Blocks of it that no category was told of are activations; else they are other. Not
      * so outside all phases, where it or the outermost is optimizer, zero_grad, load, and

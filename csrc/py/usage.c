@@ -242,11 +242,12 @@ static PyObject *phase_object(const ta_usage_phase *p)
         PyUnicode_DecodeUTF8(p->name, (Py_ssize_t)strlen(p->name), "replace");
     if (name == NULL) return NULL;
     return Py_BuildValue(
-        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:O}", "name", name, "around",
-        (unsigned int)p->around, "entries", (unsigned long long)p->entries, "us", p->us,
-        "allocs", (unsigned long long)p->allocs, "bytes", (unsigned long long)p->bytes,
-        "live", (unsigned long long)p->live, "peak", (unsigned long long)p->peak, "kept",
-        (unsigned long long)p->kept, "page_moves", (unsigned long long)p->page_moves,
+        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:O}", "name", name,
+        "around", (unsigned int)p->around, "entries", (unsigned long long)p->entries,
+        "us", p->us, "allocs", (unsigned long long)p->allocs, "bytes",
+        (unsigned long long)p->bytes, "live", (unsigned long long)p->live, "peak",
+        (unsigned long long)p->peak, "kept", (unsigned long long)p->kept, "page_moves",
+        (unsigned long long)p->page_moves, "spilled", (unsigned long long)p->spilled,
         "waits", (unsigned long long)p->waits, "wait_us", p->wait_us, "activations",
         p->activations ? Py_True : Py_False);
 }

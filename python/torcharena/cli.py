@@ -42,16 +42,16 @@ class _Refusal(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["rehearse"]:  # it has options of its own
-        from . import rehearsal
-
-        return int(rehearsal.main(arguments[1:]) or 0)
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 2
     try:
+        if arguments[:1] == ["rehearse"]:  # it has options of its own
+            from . import rehearsal
+
+            return int(rehearsal.main(arguments[1:]) or 0)
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return 2
         return int(options.command(options))
     except (_Refusal, ImportError) as error:
         print(f"torcharena: {error}", file=sys.stderr)

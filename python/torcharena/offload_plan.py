@@ -14,6 +14,7 @@ from dataclasses import dataclass
 __all__ = ["Learner", "Plan", "Seen"]
 
 _KEPT = 32  # passes remembered
+_IDLE = 0.9  # of the room, up to which a pass that is known is left alone
 _MOST = 8  # of one size, whose highest demand counts
 
 
@@ -34,6 +35,7 @@ class Plan:
 
     bytes: int
     least: int
+    idle: bool = False  # all fits, with much to spare: there is nothing to look after
 
 
 class Learner:
@@ -68,7 +70,9 @@ class Learner:
         """``room``: bytes that the device can hold; ``margin``: of them, to be left free."""
         demand = self.demand(first, base)
         if demand is None or demand <= room:
-            return Plan(0, self.least)
+            known = sum(seen.settled and seen.first == first for seen in self._seen)
+            idle = demand is not None and known > 1 and demand <= room * _IDLE
+            return Plan(0, self.least, idle)
         leave = demand - room + margin
         return Plan(leave, least_size(self._seen[-1].sizes, leave, self.least))
 

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["figures", "offload_activations"]
 
-_REGION = "torcharena.saved_tensors"
+REGION = "torcharena.saved_tensors"
 _LEAST = 1 << 20
+_QUIET = 8  # passes
+_QUIET_SHARE = 0.75  # of the room: the highest of all that was allocated
 
 _lock = threading.RLock()  # over everything below
 _movers: dict[Any, _Mover] = {}
@@ -80,13 +82,16 @@ class offload_activations(contextlib.ContextDecorator):
             return self
         import torch
 
-        host = host_tensors("offload_activations", _REGION)
+        host = host_tensors("offload_activations", REGION)
         with _lock:
             mover = _movers.get(self._key)
             if mover is None:
                 mover = _movers[self._key] = _Mover(host, self._budget, self._least)
             mover.begin()
-        hooks = torch.autograd.graph.saved_tensors_hooks(mover.pack, mover.unpack)
+            needed = not mover.is_quiet()
+        hooks: Any = contextlib.nullcontext()
+        if needed:
+            hooks = torch.autograd.graph.saved_tensors_hooks(mover.pack, mover.unpack)
         hooks.__enter__()
         self._open.append(hooks)
         return self
@@ -106,6 +111,11 @@ def _in_bytes(value: SizeLike, name: str) -> int | None:
     if size is not None and size.bytes is None:
         raise ValueError(f"{name}={size}: a share of what? Give bytes, as 8GiB")
     return None if size is None else size.bytes
+
+
+def mover_of(context: offload_activations) -> _Mover | None:
+    """What the context manager's passes are kept in; None before the first."""
+    return _movers.get(context._key)
 
 
 def figures(device: int) -> dict[str, int]:
@@ -136,6 +146,19 @@ class _Mover:
         self.last: dict[int, tuple[int, int]] = {}
         self.passes = 0
         self.full = False  # of host memory there is no more
+        self.missed: dict[int, int] = {}  # bytes that the net had to take, though planned
+        self.quiet = 0  # passes in a row of which all was known to fit
+
+    def is_quiet(self) -> bool:
+        """Whether all has fitted for long, with so much to spare that autograd need not be
+        looked at: as soon as there is less to spare it is again."""
+        if self.quiet < _QUIET:
+            return False
+        for index, last in self.current.items():
+            if core().room(index)[1] > last.room * _QUIET_SHARE:
+                self.quiet = 0
+                return False
+        return True
 
     def begin(self) -> None:
         """A new pass begins with the next tensor saved."""
@@ -143,17 +166,24 @@ class _Mover:
             one.over = True
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        now = self.current.get(tensor.get_device())
+        if now is not None and now.plan.idle and not now.over:
+            return tensor
         if _stays(tensor):
             return tensor
         storage = tensor.untyped_storage()
         if storage.nbytes() < self.least or tensor.nbytes * 4 < storage.nbytes():
             return tensor
         with _lock:
-            return self._pass(tensor.device).pack(tensor, storage)
+            now = self._pass(tensor.device)
+            return tensor if now.plan.idle else now.pack(tensor, storage)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if type(packed) is not _Handle:
             found: torch.Tensor = packed
+            now = self.current.get(found.get_device())
+            if now is not None:
+                now.over = True
             return found
         with _lock:
             return packed.item.owner.unpack(packed)
@@ -293,7 +323,8 @@ class _Pass:
         stats = core().stats(self.number)
         self.room = mem_get_info(self.number)[0] + stats["reserved"][0]
         self.at_home = _at_home() - self.mover.host_bytes.get(self.number, 0)
-        self.peak = stats["allocated"][0][1]
+        self.spilled = stats["spill_bytes"]
+        core().room(self.number)  # the highest counts from here
         self.highest = 0  # bytes held on the device
         self.base = self._device_now(stats["allocated"][0][0])
         self.demand = self.base
@@ -302,12 +333,15 @@ class _Pass:
         """Of bytes in blocks, those that are or want to be on the device."""
         return live - self.at_home - self.mover.host_bytes.get(self.number, 0)
 
+    def device_now(self) -> int:
+        """Bytes in blocks that are on the device, or want to be."""
+        return self._device_now(core().room(self.number)[0])
+
     def _sample(self) -> int:
         """Bytes held on the device now."""
         live, peak, held, _ = core().room(self.number)
-        if peak > self.peak:
-            self.peak = live = peak
-        self.demand = max(self.demand, self._device_now(live) + self.away)
+        highest = self._device_now(max(live, peak))
+        self.demand = max(self.demand, highest + self.away)
         self.highest = max(self.highest, held)
         return int(held)
 
@@ -327,7 +361,12 @@ class _Pass:
         saved = sum(item.size for item in self.items)
         self.mover.last[self.number] = saved, self.sent
         self.by_storage.clear()
-        if self.items:
+        if self.plan.bytes:
+            missed = core().stats(self.number)["spill_bytes"] - self.spilled
+            before = self.mover.missed.get(self.number, 0)
+            self.mover.missed[self.number] = min(max(missed, before), self.room // 8)
+        self.mover.quiet = self.mover.quiet + 1 if self.plan.idle else 0
+        if self.items and not self.plan.idle:
             seen = tuple(item.size for item in self.items)
             left = self._device_now(core().room(self.number)[0]) + self.away
             settled = abs(left - self.base) <= self.room // 64
@@ -345,6 +384,8 @@ class _Pass:
         held = self._sample()
         if not self.items:
             self._make_plan(size)
+            if self.plan.idle:
+                return tensor
         item = _Item(self, len(self.items), tensor, size)
         # The weak reference keeps the key from being another storage's.
         self.by_storage[storage._cdata] = StorageWeakRef(storage), item
@@ -364,7 +405,8 @@ class _Pass:
         if self.mover.budget is None:
             learner = self.mover.learners[self.number]
             least = learner.plan(first, self.base, self.room, 0)
-            self.plan = learner.plan(first, self.base, self.room, self.room // 64)
+            margin = self.room // 64 + self.mover.missed.get(self.number, 0)
+            self.plan = learner.plan(first, self.base, self.room, margin)
             if least.bytes:  # what is still being copied counts as not gone
                 self.largest = max(self.largest, first)
                 self.plan = Plan(self.plan.bytes + self.stash, self.plan.least)
@@ -522,7 +564,7 @@ class _Pass:
             if item.is_away() and item.waiting:
                 if self.ahead and (self.ahead >= usual or held + item.size > most):
                     return
-                if held + item.size > self.room:
+                if held + item.size > self.room - usual // 2:
                     return
                 self._bring(item)
                 held += item.size
@@ -569,6 +611,8 @@ def line(device: int) -> str | None:
     found = figures(device)
     if not found["passes"]:
         return None
+    if not found["sent"]:
+        return "saved tensors: all of them stayed on the device in the last pass"
     return (
         f"saved tensors: {format_size(found['sent'])} of {format_size(found['saved'])} went "
         "to the host in the last pass"

@@ -27,6 +27,8 @@ CATEGORIES = (
     "other",
 )
 
+_BYTES = 63  # of a name that the library keeps
+
 
 def watching() -> bool:
     """Whether memory is counted by phase now, having begun to where that was possible."""
@@ -81,6 +83,12 @@ class phase(contextlib.ContextDecorator):
             raise TypeError(f"phase({name!r}): a name is a str")
         if not name or "\n" in name or "\0" in name or "/" in name:
             raise ValueError(f"phase({name!r}): a name is one line, with no '/' in it")
+        if (
+            not name.isprintable()
+        ):  # a terminal's control sequences, halves of a character
+            raise ValueError(f"phase({name!r}): a name is text that can be printed")
+        if len(name) > _BYTES // 4:  # no half of a character
+            name = name.encode()[:_BYTES].decode(errors="ignore")
         self.name = name
         self._spans: list[bytes | None] = []
 

@@ -152,7 +152,12 @@ def device_index(device: DeviceLike) -> int:
     if isinstance(device, int) and not isinstance(device, bool):
         index = device
     else:
-        named: Any = torch.device(device)
+        try:
+            named: Any = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(
+                f"device={device!r}: an int, or a name such as 'cuda:0'"
+            ) from None
         if named.type != "cuda":
             raise ValueError(f"device={device}: torcharena manages CUDA devices")
         index = device_index(None) if named.index is None else int(named.index)

@@ -187,6 +187,7 @@ class Tracking:
             self._removals.clear()
             if not _all:
                 _unwrap_backward()
+        self._open.close()  # in the middle of forward, say
         core().usage_between(None)
 
     def __enter__(self) -> Self:

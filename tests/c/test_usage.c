@@ -475,6 +475,73 @@ TEST(random_sequences_are_the_models)
     tear_down(&f);
 }
 
+/* --- spans that do not nest, threads that end ---------------------------------------------- */
+static void in_turns(fixture *f, bool around)
+{
+    ta_usage_span outer, a, b;
+    if (around) ta_usage_enter(f->u, "outer", &outer);
+    ta_usage_enter(f->u, "a", &a);
+    ta_usage_enter(f->u, "b", &b);
+    ta_usage_leave(f->u, &a); /* as two generators that take turns */
+    ta_usage_leave(f->u, &b);
+    one(f, MIB);
+    if (around) ta_usage_leave(f->u, &outer);
+    one(f, 2 * MIB);
+}
+
+static void *turns(void *of)
+{
+    in_turns(of, true);
+    in_turns(of, false);
+    return NULL;
+}
+
+TEST(spans_that_do_not_nest_end_where_they_began)
+{
+    fixture f = set_up();
+    in_turns(&f, true);
+    CHECK_EQ(phase(&f, "outer").live, MIB);
+    CHECK_EQ(phase(&f, "outer/a").live + phase(&f, "outer/a/b").live, 0u);
+    in_turns(&f, false);
+    ta_usage_span led;
+    ta_usage_enter(f.u, "main", &led);
+    pthread_t thread; /* and one that does not lead */
+    pthread_create(&thread, NULL, turns, &f);
+    pthread_join(thread, NULL);
+    ta_usage_leave(f.u, &led);
+    CHECK_EQ(phase(&f, "outer").live, 2 * MIB);
+    CHECK_EQ(phase(&f, "outer/a").live + phase(&f, "outer/a/b").live, 0u);
+    CHECK_EQ(phase(&f, "a").live + phase(&f, "a/b").live, 0u);
+    CHECK_EQ(phase(&f, "main").live, 5 * MIB); /* in no phase of its own: the leader's */
+    tear_down(&f);
+}
+
+static void *end_inside(void *of)
+{
+    ta_usage_span span;
+    ta_usage_enter(((fixture *)of)->u, "unended", &span);
+    one(of, MIB);
+    return NULL;
+}
+
+TEST(a_thread_that_ends_inside_a_phase_leads_no_longer)
+{
+    fixture f = set_up();
+    pthread_t thread;
+    pthread_create(&thread, NULL, end_inside, &f);
+    pthread_join(thread, NULL);
+    one(&f, 2 * MIB);
+    CHECK_EQ(phase(&f, "unended").live, MIB);
+    ta_usage_span span;
+    ta_usage_enter(f.u, "main", &span); /* leads from now on */
+    one(&f, 4 * MIB);
+    ta_usage_leave(f.u, &span);
+    one(&f, 8 * MIB);
+    CHECK_EQ(phase(&f, "unended").live, MIB);
+    CHECK_EQ(phase(&f, "main").live, 4 * MIB);
+    tear_down(&f);
+}
+
 TEST(names_past_the_last_place_count_to_the_phase_around)
 {
     fixture f = set_up();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from gpu_case import run_case
 
 ALIKE = [
@@ -22,14 +21,15 @@ ALIKE = [
     "g11:stream",
     "g11:autocast",
     "learned",
+    "auto",
     "views_and_changes",
     "saved_host_full",
 ]
 
 
-@pytest.mark.parametrize("name", ALIKE)
-def test_spill(name: str) -> None:
-    run_case(*name.split(":"), program="spill_cases.py", quiet=False)
+def test_cases_that_enable_alike() -> None:
+    """`python spill_cases.py NAME [ARGUMENT]` runs one of them alone."""
+    run_case("together", *ALIKE, program="spill_cases.py", quiet=False, timeout=600)
 
 
 def test_without() -> None:

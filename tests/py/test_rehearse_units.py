@@ -185,6 +185,27 @@ def test_the_trace_answers_for_torchs_allocators(monkeypatch: pytest.MonkeyPatch
     assert replayed[0] == ("expandable", False)
 
 
+def test_a_program_that_takes_what_is_there_is_run_with_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arena's trace does not stand for it: a real run tells."""
+    ran: list[int] = []
+
+    def runs(_: Any, card: cards.Card, *, allocator: str, **__: Any) -> Run:
+        ran.append(card.memory)
+        return a_run(allocator, reserved=card.memory - card.context - (1 << 20))
+
+    monkeypatch.setattr(rehearsing, "run", runs)
+    monkeypatch.setattr(rehearsing.through_torch, "whole", lambda run: False)
+    monkeypatch.setattr(verdict, "smallest_cap", lambda run: None)
+    options = rehearsing.Options(gpu="16GiB", allocators=("arena",))
+    report = rehearsing.rehearse_command(["x.py"], options)
+    assert report.verdict == "fits" and len(ran) == 2 and ran[1] < ran[0]
+    monkeypatch.setattr(rehearsing.through_torch, "whole", lambda run: True)
+    report = rehearsing.rehearse_command(["x.py"], options)
+    assert report.verdict == "too close to tell" and len(ran) == 3
+
+
 def test_runs_share_what_they_compile(tmp_path: Path) -> None:
     folder = tmp_path / "compiled"
     found = launch.cache_environment(str(folder), {"TRITON_CACHE_DIR": "/theirs"})

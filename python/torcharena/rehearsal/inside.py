@@ -67,12 +67,14 @@ SPARSE = frozenset(
 
 def has_sparse(args: Any) -> bool:
     """True where one of the arguments is a sparse tensor on the device."""
-    return any(
-        isinstance(value, torch.Tensor)
-        and value.layout is not torch.strided
-        and value.is_cuda
-        for value in args
-    )
+    for value in args:
+        if (
+            isinstance(value, torch.Tensor)
+            and value.layout is not torch.strided
+            and value.is_cuda
+        ):
+            return True
+    return False
 
 
 def run(mode: Values, func: Any, name: str, args: Any, kwargs: Any) -> Any:

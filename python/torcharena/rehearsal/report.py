@@ -405,6 +405,13 @@ class Report:
             if not run.processes and not run.failed and not run.timed_out:
                 lines += _wrapped(f"{name}: it used no CUDA memory", width)
         first = self.outcomes[0].run
+        chose = next((c for o in self.outcomes if (c := o.run.first("chose"))), None)
+        if chose:
+            lines += _wrapped(
+                f"The script asks for {chose} itself; each row here is of the allocator "
+                "that it names all the same.",
+                width,
+            )
         if first.sharing > 1:
             lines += _wrapped(
                 f"{first.sharing} processes use one device: each is judged by an equal part "
