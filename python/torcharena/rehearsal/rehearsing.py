@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..sizes import format_size
 from . import through_torch, verdict
 from .cards import Card, find
 from .launch import ALLOCATORS, Run, run
@@ -66,7 +67,8 @@ def rehearse_command(
     card = find(options.gpu)
     if options.limit is not None and options.limit > card.memory:
         raise ValueError(
-            f"limit: {options.limit} bytes are more than the card has ({card.memory})"
+            f"limit: {format_size(options.limit)} are more than the card has, "
+            f"{format_size(card.memory)}"
         )
     _check_ranks(options)
     if options.report is not None:
