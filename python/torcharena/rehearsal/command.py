@@ -140,12 +140,12 @@ def _made(path: str | None) -> str | None:
     if path is not None:
         try:
             os.makedirs(path, exist_ok=True)
+            if os.listdir(path):
+                raise ValueError(f"--keep-files {path}: it is not empty; name a new folder")
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
             raise ValueError(f"--keep-files {path}: {error.strerror}") from None
-        if os.listdir(path):
-            raise ValueError(f"--keep-files {path}: it is not empty; name a new folder")
     return path
 
 
