@@ -141,7 +141,9 @@ def _made(path: str | None) -> str | None:
         try:
             os.makedirs(path, exist_ok=True)
             if os.listdir(path):
-                raise ValueError(f"--keep-files {path}: it is not empty; name a new folder")
+                raise ValueError(
+                    f"--keep-files {path}: it is not empty; name a new folder"
+                )
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
