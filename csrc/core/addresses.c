@@ -35,6 +35,7 @@ void ta_addresses_trim(ta_device *d)
 {
     for (ta_arena *a = d->arenas, *after; a; a = after) {
         after = a->next;
+        if (a->moving) continue; /* what moves is looked at by chunk */
         ta_lock_take(&a->lock);
         for (ta_chunk *c = a->chunks, *next; c; c = next) {
             next = c->next;

@@ -16,8 +16,11 @@
 #include "oom.h"
 #include "pages.h"
 #include "plain.h"
+#include "plan.h"
 #include "pool.h"
+#include "region.h"
 #include "table.h"
+#include "tier.h"
 
 static void *begin(ta_arena *arena, ta_block *b, size_t size)
 {
@@ -35,7 +38,7 @@ static bool alloc_mapped(ta_arena *arena, uint64_t bytes, size_t size, void **pt
 {
     ta_lock_take(&arena->lock);
     ta_place place = {0};
-    if (stocked(arena)) place = ta_arena_best(arena, bytes);
+    if (!arena->asleep && stocked(arena)) place = ta_arena_best(arena, bytes);
     bool found = place.hole && !place.need;
     if (found)
         *ptr = begin(arena, ta_arena_take(arena, place.hole, place.addr, bytes), size);
@@ -55,14 +58,28 @@ static ta_block *hold(ta_arena *arena, ta_place place, uint64_t bytes)
     return ta_arena_take(arena, place.hole, start, end - start);
 }
 
-/* A place held and its pages brought. */
-static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
-                         bool thrifty, void **ptr, ta_lack *lack)
+/* What a request tries, one after the other. */
+typedef enum ta_way {
+    BEST,    /* the best hole */
+    THRIFTY, /* the one that needs the fewest pages of its own */
+    HOST,    /* the best hole, and pages of the host */
+    PLANNED  /* pages of the host where there are none of the device */
+} ta_way;
+
+/* A place held and its pages brought. TA_BUSY: the arena began to move meanwhile. */
+static ta_status attempt_once(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
+                              ta_way way, void **ptr, ta_lack *lack)
 {
-    ta_place (*const find)(const ta_arena *, uint64_t) =
-        thrifty ? ta_arena_thriftiest : ta_arena_best;
+    ta_place (*const find)(const ta_arena *, uint64_t) = way == THRIFTY
+                                                             ? ta_arena_thriftiest
+                                                         : way == PLANNED ? ta_tier_place
+                                                                          : ta_arena_best;
     ta_status status = TA_OK;
     ta_lock_take(&arena->lock);
+    if (arena->asleep) {
+        ta_lock_drop(&arena->lock);
+        return TA_ASLEEP;
+    }
     ta_place place = find(arena, bytes);
     if (!place.hole) {
         ta_lock_drop(&arena->lock);
@@ -82,8 +99,10 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
     ta_lock_drop(&arena->lock);
     if (!held) return status;
 
-    status = ta_pages_bring(d, arena, held, place.need, lack);
+    status = way >= HOST ? ta_pages_bring_host(d, arena, held)
+                         : ta_pages_bring(d, arena, held, place.need, lack);
     ta_lock_take(&arena->lock);
+    if (!status && arena->asleep) status = TA_ASLEEP;
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status) {
         ta_arena_cut(arena, held, place.addr, bytes);
@@ -97,6 +116,32 @@ static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t s
     return status;
 }
 
+static ta_status attempt(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
+                         ta_way way, void **ptr, ta_lack *lack)
+{
+    ta_status status;
+    do {
+        while (arena->moving) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
+        status = attempt_once(d, arena, bytes, size, way, ptr, lack);
+    } while (status == TA_BUSY);
+    return status;
+}
+
+/* The safety net: whatever fails here, the device's refusal is what is told. */
+static ta_status put_on_host(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
+                             ta_way way, void **ptr)
+{
+    ta_lack lack = {0};
+    if (way == HOST) ta_plan_spilled(d);
+    ta_status status = attempt(d, arena, bytes, size, way, ptr, &lack);
+    if (status) return status;
+    ta_spin_take(&d->counting);
+    d->stats.spill_allocs++;
+    d->stats.spill_bytes += bytes;
+    ta_spin_drop(&d->counting);
+    return TA_OK;
+}
+
 /* With `pages` held. */
 static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_t size,
                             void **ptr, ta_oom *oom)
@@ -106,13 +151,17 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
     ta_pages_mend(d, arena);
     ta_pending_poll(d, arena);
     ta_partly_used(d);
-    ta_status status = attempt(d, arena, bytes, size, false, ptr, &lack);
+    const bool at_home = arena->region && arena->region->config.home == TA_ON_HOST;
+    ta_status status = attempt(d, arena, bytes, size, at_home ? HOST : BEST, ptr, &lack);
     /* Where the ledger cannot be used, its lock was waited for: once is enough. */
-    if (status == TA_OUT_OF_MEMORY && !d->plain &&
+    if (status == TA_OUT_OF_MEMORY && !d->plain && !at_home &&
         lack.refusal.scope != TA_SCOPE_LEDGER) {
         for (ta_arena *a = d->arenas; a; a = a->next) ta_pages_mend(d, a);
-        status = attempt(d, arena, bytes, size, true, ptr, &lack);
+        status = attempt(d, arena, bytes, size, THRIFTY, ptr, &lack);
     }
+    if (status == TA_OUT_OF_MEMORY && !at_home && !d->plain &&
+        atomic_load(&d->allocator->net) && !put_on_host(d, arena, bytes, size, HOST, ptr))
+        status = TA_OK;
     if (status && oom) ta_oom_fill(d, arena->stream->handle, size, &lack, status, oom);
     if (status) ta_addresses_trim(d); /* it may have been given a range in vain */
     ta_count_slow(d, ta_now_us() - since);
@@ -122,8 +171,8 @@ static ta_status alloc_slow(ta_device *d, ta_arena *arena, uint64_t bytes, size_
 /* Whatever needs the device's `pages`: `arena` is NULL where it may not exist yet, `state`
  * where it does, or for want of host memory. */
 static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *state,
-                              ta_pool *pool, size_t size, ta_stream stream, void **ptr,
-                              ta_oom *oom)
+                              ta_pool *pool, ta_region *region, bool planned, size_t size,
+                              ta_stream stream, void **ptr, ta_oom *oom)
 {
     uint64_t bytes = ta_round_up(size, TA_GRANULE);
     uintptr_t saved[2];
@@ -131,8 +180,12 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     bool entered = !status;
     if (oom) *oom = (ta_oom){0};
     ta_lock_take(&d->pages);
+    if (!status && region && atomic_load(&region->asleep)) status = TA_ASLEEP;
+    if (!status && region && d->plain && region->config.home == TA_ON_HOST)
+        status = TA_UNSUPPORTED;
     if (!status && !arena) {
-        if (state) arena = ta_arena_get(d, state, size <= TA_SMALL_MAX, pool);
+        if (state)
+            arena = ta_arena_get(d, state, !region && size <= TA_SMALL_MAX, pool, region);
         if (!arena) status = TA_NO_HOST_MEMORY;
     }
     if (!status && atomic_load_explicit(&d->over, memory_order_relaxed)) {
@@ -140,7 +193,9 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
         status = ta_pages_give_back(d, ta_limit_of(d, NULL), true, &released);
         ta_pages_judge(d);
     }
-    if (!status && !alloc_mapped(arena, bytes, size, ptr))
+    if (!status && planned && !put_on_host(d, arena, bytes, size, PLANNED, ptr))
+        ; /* else as ever */
+    else if (!status && !alloc_mapped(arena, bytes, size, ptr))
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
     if (!status) ta_share_answer(d);
     if (pool) pool->users--;
@@ -177,17 +232,23 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
     ta_pool *pool = NULL;
     ta_arena *arena = NULL;
     ta_stream_state *state = NULL;
+    ta_region *region = ta_region_here(a);
     bool pools = atomic_load_explicit(&d->open_count, memory_order_acquire),
-         small = size <= TA_SMALL_MAX;
-    if (!pools) arena = ta_arena_find(d, ta_stream_key(stream), small);
+         small = !region && size <= TA_SMALL_MAX;
+    if (!pools) arena = ta_arena_find(d, ta_stream_key(stream), small, region);
     if (!arena) state = ta_stream_meet(d, stream); /* asks others, so before all else */
     if (pools && !(pool = ta_pool_for(d, stream)))
-        arena = ta_arena_find(d, ta_stream_key(stream), small);
-    if (arena && size <= d->total &&
+        arena = ta_arena_find(d, ta_stream_key(stream), small, region);
+    if (pool) region = NULL;
+    const bool planned =
+        atomic_load_explicit(&d->planned, memory_order_relaxed) &&
+        ta_plan_says(d, ta_round_up(size, TA_GRANULE), ta_stream_key(stream)) && !pool &&
+        !region;
+    if (arena && size <= d->total && !planned &&
         !atomic_load_explicit(&d->over, memory_order_relaxed) &&
         alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
         return TA_OK;
-    return alloc_locked(d, arena, state, pool, size, stream, ptr, oom);
+    return alloc_locked(d, arena, state, pool, region, planned, size, stream, ptr, oom);
 }
 
 /* The arena of an address, its lock taken; NULL: none of ours. */

@@ -8,6 +8,7 @@
 #include "device.h"
 #include "epoch.h"
 #include "pages.h"
+#include "plan.h"
 #include "pool.h"
 
 const char *ta_status_text(ta_status status)
@@ -33,6 +34,8 @@ const char *ta_status_text(ta_status status)
         return "no host memory";
     case TA_BUSY:
         return "in use already";
+    case TA_ASLEEP:
+        return "the region sleeps: wake it first";
     }
     return "unknown status";
 }
@@ -81,6 +84,7 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
         d->allocator = a;
         d->ordinal = i;
         ta_lock_init(&d->pages, TA_RANK_PAGES);
+        ta_lock_init(&d->host.lock, TA_RANK_LOOKUP);
         pthread_condattr_t attributes;
         pthread_condattr_init(&attributes);
         pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -107,11 +111,13 @@ static void destroy_device(ta_device *d)
         ta_epoch_destroy(d, reachable);
         if (reachable) ta_leave(d, saved);
     }
+    ta_plan_destroy(d);
     ta_share_destroy(d); /* in a forked child too: its copy of the file is closed */
     ta_pools_destroy(d);
     ta_arena_map_destroy(d);
     pthread_cond_destroy(&d->pool_idle);
     ta_lock_destroy(&d->pages);
+    ta_lock_destroy(&d->host.lock);
 }
 
 void ta_allocator_destroy(ta_allocator *a)

@@ -14,6 +14,7 @@
 #include "count.h"
 #include "events.h"
 #include "table.h"
+#include "tier.h"
 
 #define CANDIDATES 16 /* best-fitting holes among which the fewest missing pages win */
 
@@ -374,7 +375,10 @@ void ta_arena_give(ta_arena *arena, ta_block *block, uint64_t tick)
     block->own_first = low;
     block->own_end = high;
     block->own_mapped = 0;
-    set_own_mapped(arena, block, held ? ta_chunk_mapped(c, low, high) : high - low);
+    const uint32_t on_host = c->spilled_count ? ta_tier_leave(arena, c, low, high) : 0;
+    unmapped += on_host;
+    set_own_mapped(arena, block,
+                   held ? ta_chunk_mapped(c, low, high) : high - low - on_host);
     if (block->own_mapped) list_newest(arena, block);
 
     ta_block *first = left ? left->first : block, *last = right ? right->last : block;
@@ -441,8 +445,8 @@ void ta_arena_add_chunk(ta_arena *arena, ta_chunk *c, uint64_t tick)
 
 bool ta_chunk_empty(const ta_chunk *c)
 {
-    return !c->mapped_count && c->first && c->first->state == TA_FREE &&
-           c->first->hole->size == c->size;
+    return !c->mapped_count && !c->spilled_count && c->first &&
+           c->first->state == TA_FREE && c->first->hole->size == c->size;
 }
 
 void ta_arena_drop_chunk(ta_arena *arena, ta_chunk *c)

@@ -29,7 +29,7 @@ static void done(ta_arena *arena, ta_block *b, uint64_t tick)
 void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
 {
     if (arena->last_freed < tick) arena->last_freed = tick;
-    ta_count_free(arena, b->size, b->requested, b->uses != NULL);
+    ta_count_free(arena, b, b->uses != NULL);
     if (!b->uses) {
         done(arena, b, tick);
         return;

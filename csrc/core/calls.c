@@ -22,10 +22,10 @@ ta_status ta_call_unreserve(ta_device *d, uint64_t addr, uint64_t size)
     return DRIVER(d)->unreserve(DRIVER(d)->self, addr, size);
 }
 
-ta_status ta_call_create(ta_device *d, uint64_t size, ta_handle *page)
+ta_status ta_call_create(ta_device *d, ta_tier tier, uint64_t size, ta_handle *page)
 {
     COUNT(d, calls_create);
-    return DRIVER(d)->create(DRIVER(d)->self, d->ordinal, TA_TIER_DEVICE, size, page);
+    return DRIVER(d)->create(DRIVER(d)->self, d->ordinal, tier, size, page);
 }
 
 ta_status ta_call_release(ta_device *d, ta_handle page, uint64_t size)
@@ -50,6 +50,12 @@ ta_status ta_call_access(ta_device *d, uint64_t addr, uint64_t size)
 {
     COUNT(d, calls_access);
     return DRIVER(d)->set_access(DRIVER(d)->self, addr, size, d->access, d->access_count);
+}
+
+ta_status ta_call_access_self(ta_device *d, uint64_t addr, uint64_t size)
+{
+    COUNT(d, calls_access);
+    return DRIVER(d)->set_access(DRIVER(d)->self, addr, size, &d->ordinal, 1);
 }
 
 ta_status ta_call_record(ta_device *d, ta_stream stream, ta_event *event)

@@ -9,6 +9,8 @@
 #include "bins.h"
 #include "chunk.h"
 #include "device.h"
+#include "gather.h"
+#include "host.h"
 #include "share.h"
 #include "table.h"
 
@@ -37,7 +39,7 @@ typedef unsigned long long ull;
 
 typedef struct ta_sums {
     ta_counts counts;
-    uint64_t held, holes, idle, listed;
+    uint64_t holes, idle, listed, spilled;
 } ta_sums;
 
 static bool check_hole(const ta_checker *k, const ta_chunk *c, const ta_block *first,
@@ -70,6 +72,9 @@ static bool check_hole(const ta_checker *k, const ta_chunk *c, const ta_block *f
     }
     SAME("owned pages", owned, mapped);
     if (low < high) SAME("each page has one owner", at, high);
+    for (uint32_t i = low; i < high && c->spilled_count; i++)
+        SAME("spilled slots under a hole serve nobody",
+             ta_slot_is(c, i) != TA_SLOT_DEVICE && ta_chunk_has(c, i), 0);
     sums->idle += mapped;
     sums->holes++;
     return true;
@@ -97,11 +102,22 @@ static bool check_used(const ta_checker *k, const ta_arena *arena, const ta_bloc
     return true;
 }
 
+static bool check_spilled(const ta_checker *k, const ta_chunk *c, uint32_t i)
+{
+    const ta_spilled *s = &c->spilled[i];
+    const bool mapped = s->state == TA_SLOT_HOST || s->state == TA_SLOT_COMING;
+    SAME("mapped", c->pages[i] != 0, mapped);
+    if (s->state == TA_SLOT_HOST) SAME("host page", c->pages[i], s->page->handle);
+    if (s->state == TA_SLOT_AWAY) SAME("host page", s->page != NULL, 1);
+    if (s->state == TA_SLOT_VOID) SAME("host page", s->page == NULL, 1);
+    return true;
+}
+
 static bool check_chunk(const ta_checker *k, const ta_arena *arena, const ta_chunk *c,
                         ta_sums *sums)
 {
     uint64_t at = c->addr;
-    uint32_t set = 0;
+    uint32_t set = 0, spilled = 0;
     const ta_block *prev = NULL, *first = NULL;
     for (const ta_block *b = c->first; b; prev = b, b = b->next) {
         SAME("blocks tile a chunk", b->addr, at);
@@ -120,10 +136,17 @@ static bool check_chunk(const ta_checker *k, const ta_arena *arena, const ta_chu
     }
     SAME("blocks tile a chunk", at, c->addr + c->size);
     for (uint32_t i = 0; i < c->slots; i++) {
-        SAME("page and its bit", c->pages[i] != 0, ta_chunk_has(c, i));
+        const ta_slot_state state = ta_slot_is(c, i);
+        if (state == TA_SLOT_DEVICE)
+            SAME("page and its bit", c->pages[i] != 0, ta_chunk_has(c, i));
+        else if (!check_spilled(k, c, i))
+            return false;
         set += ta_chunk_has(c, i);
+        spilled += state != TA_SLOT_DEVICE;
+        sums->spilled += state != TA_SLOT_DEVICE;
     }
     SAME("mapped pages", c->mapped_count, set);
+    SAME("spilled slots", c->spilled_count, spilled);
     return true;
 }
 
@@ -142,6 +165,7 @@ bool ta_arena_check(const ta_arena *arena, char *text, size_t capacity)
     SAME("table", arena->table.count,
          sums.counts.live_blocks + sums.counts.pending_blocks);
     SAME("idle pages", arena->idle, sums.idle);
+    SAME("spilled slots", arena->spilled, sums.spilled);
     SAME("holes", arena->bins.count, sums.holes);
     for (const ta_block *b = arena->oldest; b; b = b->newer, listed++)
         SAME("list", b->newer ? b->newer->older == b : arena->newest == b, 1);
@@ -201,14 +225,35 @@ static uint64_t changes(ta_device *d)
 }
 
 /* `pages` is held. */
+/* Bytes of slots by what they hold; of those that are not on the device, with blocks on. */
+typedef struct ta_tiers {
+    uint64_t pages, bytes, spilled, dropped;
+} ta_tiers;
+
+static void add_tiers(ta_tiers *t, const ta_arena *a)
+{
+    for (const ta_chunk *c = a->chunks; c; c = c->next)
+        for (uint32_t i = 0; i < c->slots; i++) {
+            const ta_slot_state state = ta_slot_is(c, i);
+            const bool device = state == TA_SLOT_DEVICE || state == TA_SLOT_COMING;
+            if (device ? !c->pages[i] : !ta_chunk_has(c, i)) continue;
+            if (device) {
+                t->pages++;
+                t->bytes += c->page_bytes;
+            } else
+                *(state == TA_SLOT_VOID ? &t->dropped : &t->spilled) += c->page_bytes;
+        }
+}
+
 static bool check_device(const ta_checker *k, ta_device *d)
 {
-    uint64_t before = changes(d), pages = d->ready.count;
+    uint64_t before = changes(d);
+    ta_tiers tiers = {0};
     ta_counts sum = {0};
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_lock_take(&a->lock);
         bool good = ta_arena_check(a, k->text, k->capacity);
-        for (const ta_chunk *c = a->chunks; c; c = c->next) pages += c->mapped_count;
+        add_tiers(&tiers, a);
         sum.live_bytes += a->counts.live_bytes;
         sum.live_requested += a->counts.live_requested;
         sum.pending_bytes += a->counts.pending_bytes;
@@ -226,11 +271,16 @@ static bool check_device(const ta_checker *k, ta_device *d)
         SAME("active", s.active[TA_POOL_ALL].current, sum.live_bytes + sum.pending_bytes);
         SAME("allocations", s.allocations[TA_POOL_ALL].current, sum.live_blocks);
     }
-    SAME("mapped", s.mapped[TA_POOL_ALL].current,
-         (s.pages.current - d->ready.count) * d->page_bytes);
-    SAME("reserved", s.reserved.current, s.pages.current * d->page_bytes);
+    const uint64_t ready = ta_ready_held(d);
+    SAME("mapped", s.mapped[TA_POOL_ALL].current, s.reserved.current - ready);
     /* Pages on the way to a place that waits are ready ones meanwhile, so none is in hand. */
-    SAME("pages", s.pages.current, pages);
+    SAME("reserved", s.reserved.current, tiers.bytes + ready);
+    for (unsigned i = 0; i < TA_PAGE_SIZES; i++) tiers.pages += d->ready[i].count;
+    SAME("pages", s.pages.current, tiers.pages);
+    if (changes(d) == before) {
+        SAME("spilled", s.spilled.current, tiers.spilled);
+        SAME("dropped", s.dropped.current, tiers.dropped);
+    }
     if (!ta_share_check(d, k->text, k->capacity)) return false;
     for (const ta_stream_state *stream = d->streams; stream; stream = stream->next) {
         uint64_t tick = stream->passed;

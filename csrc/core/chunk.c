@@ -34,7 +34,8 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
     c->pages = pages;
     c->mapped = mapped;
     c->slots = slots;
-    c->mapped_count = 0;
+    c->spilled = NULL;
+    c->mapped_count = c->spilled_count = 0;
     c->shift = (unsigned)__builtin_ctzll(page_bytes);
     return c;
 }
@@ -43,8 +44,10 @@ void ta_chunk_retire(ta_device *device, ta_chunk *c)
 {
     free(c->pages);
     free(c->mapped);
+    free(c->spilled);
     c->pages = NULL;
     c->mapped = NULL;
+    c->spilled = NULL;
     atomic_store(&c->arena, NULL);
     c->next = device->spare_chunks;
     device->spare_chunks = c;

@@ -2,6 +2,8 @@
  * exact at every moment, peaks included. Called by block.c and pages.c. */
 #include "count.h"
 
+#include "plan.h"
+
 static void up(ta_gauge g[3], int kind, uint64_t by)
 {
     ta_gauge_up(&g[TA_POOL_ALL], by);
@@ -34,19 +36,22 @@ uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested)
     up(d->stats.active, kind, bytes);
     const uint64_t live = d->stats.allocated[TA_POOL_ALL].current;
     if (live > d->live_peak) d->live_peak = live;
+    if (__builtin_expect(d->plan != NULL, 0)) ta_plan_alloc(d, bytes, arena->stream->key);
     uint64_t serial = ++d->serial * TA_MAX_DEVICES + (uint64_t)d->ordinal;
     ta_spin_drop(&d->counting);
     return serial;
 }
 
-void ta_count_free(ta_arena *arena, uint64_t bytes, uint64_t requested, bool pending)
+void ta_count_free(ta_arena *arena, const ta_block *block, bool pending)
 {
+    const uint64_t bytes = block->size, requested = block->requested;
     ta_device *d = arena->device;
     int kind = kind_of(arena);
     arena->counts.live_blocks--;
     arena->counts.live_bytes -= bytes;
     arena->counts.live_requested -= requested;
     ta_spin_take(&d->counting);
+    if (__builtin_expect(d->plan != NULL, 0)) ta_plan_free(d, block->serial, bytes);
     down(d->stats.allocations, kind, 1);
     down(d->stats.allocated, kind, bytes);
     down(d->stats.requested, kind, requested);
@@ -96,6 +101,16 @@ void ta_count_mapped(ta_arena *arena, int64_t pages)
         up(d->stats.mapped, kind_of(arena), (uint64_t)pages * arena->page_bytes);
     else
         down(d->stats.mapped, kind_of(arena), (uint64_t)-pages * arena->page_bytes);
+    ta_spin_drop(&d->counting);
+}
+
+void ta_count_host(ta_device *d, uint64_t bytes, bool up)
+{
+    ta_spin_take(&d->counting);
+    if (up)
+        ta_gauge_up(&d->stats.host, bytes);
+    else
+        ta_gauge_down(&d->stats.host, bytes);
     ta_spin_drop(&d->counting);
 }
 

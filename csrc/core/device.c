@@ -11,13 +11,14 @@
 #include "calls.h"
 #include "chunk.h"
 
+/* What is mapped, whatever its tier. */
 static ta_status grant_chunk(ta_device *d, ta_chunk *c)
 {
     ta_status status = TA_OK;
     for (uint32_t i = 0, end; i < c->slots && !status; i = end) {
         end = i + 1;
-        if (!ta_chunk_has(c, i)) continue;
-        while (end < c->slots && ta_chunk_has(c, end)) end++;
+        if (!c->pages[i]) continue;
+        while (end < c->slots && c->pages[end]) end++;
         status = ta_call_access(d, c->addr + ((uint64_t)i << c->shift),
                                 (uint64_t)(end - i) << c->shift);
     }
@@ -122,24 +123,31 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
 }
 
 /* --- arenas ---------------------------------------------------------------------------- */
-static size_t home(const ta_arena_map *map, uintptr_t key, bool small)
+static size_t home(const ta_arena_map *map, uintptr_t key, bool small,
+                   const ta_region *region)
 {
-    return (size_t)(((uint64_t)key * 2 + small) * 0x9e3779b97f4a7c15u >> 32) & map->mask;
+    const uint64_t which = region ? region->id : 0;
+    return (size_t)(((uint64_t)key * 2 + small + which * 0x632be5ab) *
+                        0x9e3779b97f4a7c15u >>
+                    32) &
+           map->mask;
 }
 
-ta_arena *ta_arena_find(const ta_device *d, uintptr_t key, bool small)
+ta_arena *ta_arena_find(const ta_device *d, uintptr_t key, bool small,
+                        const ta_region *region)
 {
     const ta_arena_map *map = atomic_load_explicit(&d->map, memory_order_acquire);
     if (!map) return NULL;
-    for (size_t i = home(map, key, small);; i = (i + 1) & map->mask) {
+    for (size_t i = home(map, key, small, region);; i = (i + 1) & map->mask) {
         ta_arena *a = atomic_load_explicit(&map->slots[i], memory_order_acquire);
-        if (!a || (a->stream->key == key && a->small == small)) return a;
+        if (!a || (a->stream->key == key && a->small == small && a->region == region))
+            return a;
     }
 }
 
 static void map_insert(ta_arena_map *map, ta_arena *arena)
 {
-    size_t i = home(map, arena->stream->key, arena->small);
+    size_t i = home(map, arena->stream->key, arena->small, arena->region);
     while (atomic_load_explicit(&map->slots[i], memory_order_relaxed))
         i = (i + 1) & map->mask;
     atomic_store_explicit(&map->slots[i], arena, memory_order_release);
@@ -171,9 +179,10 @@ void ta_arena_map_destroy(ta_device *d)
     atomic_store(&d->map, NULL);
 }
 
-ta_arena *ta_arena_get(ta_device *d, ta_stream_state *stream, bool small, ta_pool *pool)
+ta_arena *ta_arena_get(ta_device *d, ta_stream_state *stream, bool small, ta_pool *pool,
+                       ta_region *region)
 {
-    ta_arena *a = pool ? NULL : ta_arena_find(d, stream->key, small);
+    ta_arena *a = pool ? NULL : ta_arena_find(d, stream->key, small, region);
     for (ta_arena *p = d->arenas; pool && p && !a; p = p->next)
         if (atomic_load(&p->pool) == pool && p->stream == stream && p->small == small)
             a = p;
@@ -184,16 +193,18 @@ ta_arena *ta_arena_get(ta_device *d, ta_stream_state *stream, bool small, ta_poo
     else if ((a = calloc(1, sizeof *a))) {
         ta_lock_init(&a->lock, TA_RANK_ARENA);
         a->device = d;
-        a->page_bytes = d->page_bytes;
         ta_bins_init(&a->bins);
     } else
         return NULL;
     ta_lock_take(&a->lock); /* a stray address may be looking at it */
     a->stream = stream;
     a->small = small;
+    a->region = region;
+    a->page_bytes = region && !d->plain ? region->config.page_bytes : d->page_bytes;
     a->orphan = false;
     atomic_store(&a->pool, pool);
     ta_lock_drop(&a->lock);
+    d->sizes |= (uint32_t)1 << (ta_ready_of(d, a->page_bytes) - d->ready);
     a->next = d->arenas;
     if (a->next) a->next->prev = a;
     d->arenas = a;

@@ -12,12 +12,13 @@ static inline ta_device *ta_device_if_used(ta_allocator *a, int ordinal)
     ta_device *d = &a->device[ordinal];
     return atomic_load_explicit(&d->used, memory_order_acquire) ? d : NULL;
 }
-/* The ordinary arena of the stream with this key, if it exists. No lock needed. */
-ta_arena *ta_arena_find(const ta_device *device, uintptr_t key, bool small);
-/* Made if it does not exist; of `pool` where there is one. `pages` held. NULL: no host
+/* The ordinary arena of the stream with this key, or the region's, if it exists. No lock needed. */
+ta_arena *ta_arena_find(const ta_device *device, uintptr_t key, bool small,
+                        const ta_region *region);
+/* Made if it does not exist; of `pool` or `region` where there is one. `pages` held. NULL: no host
  * memory. */
 ta_arena *ta_arena_get(ta_device *device, ta_stream_state *stream, bool small,
-                       ta_pool *pool);
+                       ta_pool *pool, ta_region *region);
 void ta_arena_map_destroy(ta_device *device);
 
 /* Comes before whatever may make a context, and before `setup` is taken: a child forked at

@@ -56,6 +56,18 @@ struct ta_driver {
     ta_status (*set_access)(void *self, uint64_t addr, uint64_t size, const int *devices,
                             int count);
 
+    /* Physical memory of the host's tier is made at the NUMA node of the device, and pinned.
+     * Bytes of it that the machine could still give this process: the least of what is
+     * available and of the room in its cgroups. */
+    ta_status (*host_memory)(void *self, uint64_t *available);
+    /* Streams of our own, for copies: `which` 0 and 1 are two, made when first asked for,
+     * there until the process ends, ordered with no other stream. NULL, as the two calls
+     * above and below may be: this driver cannot spill. */
+    ta_status (*copy_stream)(void *self, int device, int which, ta_stream *stream);
+    /* Queues a copy between mapped ranges that the device may touch, in either direction. */
+    ta_status (*copy)(void *self, int device, ta_stream stream, uint64_t to,
+                      uint64_t from, uint64_t bytes);
+
     /* Without VMM: memory and its address together. */
     ta_status (*plain_alloc)(void *self, int device, uint64_t size, uint64_t *addr);
     ta_status (*plain_free)(void *self, int device, uint64_t addr);

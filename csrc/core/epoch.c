@@ -338,6 +338,23 @@ ta_status ta_device_wait(ta_device *d)
     return TA_OK;
 }
 
+ta_status ta_devices_wait(ta_allocator *a)
+{
+    const ta_driver *driver = a->driver;
+    ta_status status = TA_OK;
+    for (int i = 0; i < TA_MAX_DEVICES && !status; i++) {
+        ta_device *d = &a->device[i];
+        uintptr_t saved[2];
+        if (!atomic_load_explicit(&d->used, memory_order_acquire)) continue;
+        if ((status = driver->enter(driver->self, i, saved))) return status;
+        ta_lock_take(&d->pages);
+        status = ta_device_wait(d);
+        ta_lock_drop(&d->pages);
+        driver->leave(driver->self, i, saved);
+    }
+    return status;
+}
+
 /* --- pending blocks ----------------------------------------------------------------- */
 static bool still_used(ta_device *d, const ta_use *u)
 {

@@ -57,6 +57,9 @@ bool ta_streams_empty(ta_device *device);
 /* Waits for the whole device, with `pages` dropped meanwhile; TA_NOT_READY while a capture
  * is open. Everything freed before has passed then. */
 ta_status ta_device_wait(ta_device *device);
+/* Waits for every device in use, one after the other, whatever the streams: takes each one's
+ * `pages`, so none may be held. TA_NOT_READY while a capture is open on one. */
+ta_status ta_devices_wait(ta_allocator *allocator);
 /* Blocks of the arena that were freed while recorded streams used them: those that are no
  * longer used become free; how many. Takes the arena's lock. */
 size_t ta_pending_poll(ta_device *device, ta_arena *arena);

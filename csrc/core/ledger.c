@@ -36,7 +36,7 @@ struct ta_ledger {
     atomic_int waiters;           /* our threads that wait for growth */
     _Atomic uint64_t turns;       /* times that a thread of ours had it */
     _Atomic uint64_t asks_heeded; /* the board's `asked`, when last looked at */
-    _Atomic uint64_t unused;
+    _Atomic uint64_t unused, spilled;
     uint64_t tenant;
     /* guarded by `busy`:  held = words[slot].bytes, save while it is being written */
     ta_ledger_info info; /* as it is in the file */
@@ -404,8 +404,10 @@ static void sweep(ta_ledger *l, ta_ledger_word *words)
 static bool write_own(ta_ledger *l, uint64_t bytes)
 {
     const uint64_t unused = atomic_load(&l->unused);
-    const ta_ledger_word word = {
-        .bytes = bytes, .tenant = l->tenant, .unused = unused < bytes ? unused : bytes};
+    const ta_ledger_word word = {.bytes = bytes,
+                                 .tenant = l->tenant,
+                                 .unused = unused < bytes ? unused : bytes,
+                                 .spilled = atomic_load(&l->spilled)};
     return ta_ledger_pwrite(l->fd, &word, sizeof word, word_at(l->slot));
 }
 
@@ -518,6 +520,11 @@ int ta_ledger_slot(const ta_ledger *l) { return l->slot; }
 void ta_ledger_say_unused(ta_ledger *l, uint64_t bytes)
 {
     atomic_store_explicit(&l->unused, bytes, memory_order_relaxed);
+}
+
+void ta_ledger_say_spilled(ta_ledger *l, uint64_t bytes)
+{
+    atomic_store_explicit(&l->spilled, bytes, memory_order_relaxed);
 }
 
 uint64_t ta_ledger_asked(ta_ledger *l)

@@ -74,8 +74,10 @@ ta_status ta_ledger_reserve(ta_ledger *ledger, const ta_ledger_want *want,
 void ta_ledger_release(ta_ledger *ledger, uint64_t bytes);
 uint64_t ta_ledger_held(ta_ledger *ledger);
 int ta_ledger_slot(const ta_ledger *ledger);
-/* What the next growth or release tells onlookers: bytes of ours with nothing on them. */
+/* What the next growth or release tells onlookers: bytes of ours with nothing on them; bytes
+ * that are on the host. */
 void ta_ledger_say_unused(ta_ledger *ledger, uint64_t bytes);
+void ta_ledger_say_spilled(ta_ledger *ledger, uint64_t bytes);
 /* Bytes that others asked us to give back since the last call; 0: nobody did. */
 uint64_t ta_ledger_asked(ta_ledger *ledger);
 /* How long the memory of a dead process may still be on its way back, in microseconds; 0:

@@ -2,6 +2,8 @@
 #include "device.h"
 #include "epoch.h"
 #include "pages.h"
+#include "plan.h"
+#include "tier.h"
 
 /* What of it cannot be given back now, since it is live, is as soon as it is freed and
  * somebody allocates. */
@@ -13,6 +15,7 @@ static ta_status give_back(ta_device *d, uint64_t keep, uint64_t *released)
     ta_lock_take(&d->pages);
     status = ta_pages_give_back(d, keep, true, released);
     ta_pages_judge(d);
+    if (!keep) ta_tier_sweep(d);
     ta_addresses_trim(d);
     ta_lock_drop(&d->pages);
     ta_leave(d, saved);
@@ -49,6 +52,7 @@ ta_status ta_set_limit(ta_allocator *a, int device, ta_limit_source source,
         ta_device *d = &a->device[i];
         ta_lock_take(&d->pages);
         d->limits[source] = bytes;
+        ta_plan_forget(d);
         uint64_t limit = atomic_load(&d->used) ? ta_limit_of(d, NULL) : TA_NO_LIMIT;
         ta_pages_judge(d);
         ta_lock_drop(&d->pages);

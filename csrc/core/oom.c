@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gather.h"
 #include "pages.h"
 
 uint64_t ta_arena_partly_used(const ta_arena *arena)
@@ -61,9 +62,12 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_la
     oom->short_by = lack->bytes;
     oom->refusal = lack->refusal;
     oom->page_bytes = d->page_bytes;
+    oom->host_budget = atomic_load(&d->allocator->host_budget);
+    oom->host_held = atomic_load(&d->allocator->host_held);
     oom->limit = ta_limit_of(d, &source);
     oom->limit_source = (int)source;
     oom->device_total = d->total;
+    oom->can_spill = !d->plain && driver->copy;
     if (driver->enter(driver->self, d->ordinal, saved) == TA_OK) {
         uint64_t total;
         if (driver->mem_info(driver->self, d->ordinal, &oom->device_free, &total))
@@ -74,8 +78,9 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_la
     oom->reserved = d->stats.reserved.current;
     oom->live = d->stats.allocated[TA_POOL_ALL].current;
     oom->pending = d->stats.pending.current;
+    oom->spilled = d->stats.spilled.current;
     ta_spin_drop(&d->counting);
-    oom->idle = d->ready.count * d->page_bytes;
+    oom->idle = ta_ready_held(d);
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_lock_take(&a->lock);
         uint64_t idle = a->idle * a->page_bytes;
@@ -186,6 +191,10 @@ static void add_advice(ta_text *t, const ta_oom *oom)
     else if (oom->limit == TA_NO_LIMIT && oom->device_total > held)
         add_size(t, " ", oom->device_total - held,
                  " of the device is held by CUDA contexts and other processes.");
+    if (oom->can_spill && !oom->host_budget)
+        add(t,
+            " Spill is off: enable(spill=) or TORCHARENA_SPILL would put what does not "
+            "fit into host memory, slower.");
 }
 
 int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
@@ -218,6 +227,11 @@ int ta_oom_text(const ta_oom *oom, char *text, size_t capacity)
     if (oom->idle > oom->idle_in_graphs)
         add_size(&t, ", ", oom->idle - oom->idle_in_graphs, " is idle and too little");
     add_size(&t, ". The request is short by ", oom->short_by, ".");
+    if (oom->host_budget) {
+        add_size(&t, " Spill is on: ", oom->spilled, " of it is in host memory, where ");
+        add_size(&t, "", oom->host_held, " of ");
+        add_size(&t, "", oom->host_budget, " allowed is pinned.");
+    }
     add_largest(&t, oom);
     add_advice(&t, oom);
     return t.length;

@@ -10,6 +10,8 @@
  * undoing failed, the block is marked broken. */
 ta_status ta_pages_bring(ta_device *device, ta_arena *arena, ta_block *block,
                          uint32_t need, ta_lack *lack);
+/* The same with pages of the host; those that are there already serve. */
+ta_status ta_pages_bring_host(ta_device *device, ta_arena *arena, ta_block *block);
 /* Places that a failed call of the driver left half made become free where that works now.
  * Takes the arena's lock. */
 void ta_pages_mend(ta_device *device, ta_arena *arena);

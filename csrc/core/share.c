@@ -184,7 +184,18 @@ void ta_share_return(ta_device *d, uint64_t bytes)
     ta_share *s = d->share;
     if (!s || !s->ledger || s->left) return;
     ta_ledger_say_unused(s->ledger, ta_unused(d));
+    ta_share_say_spilled(d);
     ta_ledger_release(s->ledger, bytes);
+}
+
+void ta_share_say_spilled(ta_device *d)
+{
+    const ta_share *s = d->share;
+    if (!s || !s->ledger || s->left) return;
+    ta_spin_take(&d->counting);
+    const uint64_t bytes = d->stats.spilled.current;
+    ta_spin_drop(&d->counting);
+    ta_ledger_say_spilled(s->ledger, bytes);
 }
 
 void ta_share_settle(ta_device *d)

@@ -25,6 +25,8 @@ uint64_t ta_share_charged(const ta_device *device);
 void ta_share_spend(ta_device *device, uint64_t bytes);
 /* It took so much back. */
 void ta_share_return(ta_device *device, uint64_t bytes);
+/* For onlookers: how much is on the host now. */
+void ta_share_say_spilled(ta_device *device);
 /* What was charged and not spent is given back: before `pages` is dropped. */
 void ta_share_settle(ta_device *device);
 /* Idle memory of ours is gone: true where others gave some back, or are about to, so that it

@@ -1,7 +1,10 @@
 /* stats.c - the numbers of a device. Public functions only; thread-safe. */
+#define _POSIX_C_SOURCE 200809L
 #include <string.h>
 
+#include "count.h"
 #include "device.h"
+#include "gather.h"
 #include "oom.h"
 #include "pages.h"
 
@@ -23,11 +26,13 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
         ta_lock_drop(&arena->lock);
     }
     for (const ta_stream_state *s = d->streams; s; s = s->next) streams++;
-    idle += d->ready.count * d->page_bytes;
+    idle += ta_ready_held(d);
     partly = ta_partly_used(d);
     ta_spin_take(&d->counting);
     *stats = d->stats;
     ta_spin_drop(&d->counting);
+    stats->host_budget = atomic_load(&a->host_budget);
+    stats->host_held = atomic_load(&a->host_held);
     stats->limit = ta_limit_of(d, &source);
     stats->limit_source = (int)source;
     stats->page_bytes = d->page_bytes;
@@ -44,13 +49,30 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     return TA_OK;
 }
 
+ta_status ta_get_page_counts(ta_allocator *a, int device, ta_page_counts *counts)
+{
+    memset(counts, 0, sizeof *counts);
+    if (ta_forked(a)) return TA_FORKED;
+    ta_device *d = ta_device_if_used(a, device);
+    if (!d) return TA_INVALID;
+    ta_spin_take(&d->counting);
+    *counts = (ta_page_counts){.page_moves = d->stats.page_moves,
+                               .spill_bytes = d->stats.spill_bytes,
+                               .waits = d->stats.waits,
+                               .reserved = d->stats.reserved.current,
+                               .wait_us = d->stats.wait_us};
+    ta_spin_drop(&d->counting);
+    return TA_OK;
+}
+
 /* Every gauge of the device. */
 static void each_gauge(ta_stats *s, void (*change)(ta_gauge *))
 {
-    enum { OF_KINDS = 6, SINGLE = 4 };
+    enum { OF_KINDS = 6, SINGLE = 7 };
     ta_gauge *of_kinds[OF_KINDS] = {s->allocations,   s->allocated, s->requested,
                                     s->active_blocks, s->active,    s->mapped};
-    ta_gauge *single[SINGLE] = {&s->reserved, &s->pages, &s->pending, &s->addresses};
+    ta_gauge *single[SINGLE] = {&s->reserved, &s->pages,   &s->pending, &s->addresses,
+                                &s->host,     &s->spilled, &s->dropped};
     for (size_t i = 0; i < OF_KINDS; i++)
         for (int kind = 0; kind < 3; kind++) change(&of_kinds[i][kind]);
     for (size_t i = 0; i < SINGLE; i++) change(single[i]);

@@ -6,6 +6,7 @@
  *   arena       the blocks of one (device, stream, kind)
  *   chunk       a range of addresses of one arena, cut into page slots
  *   page        physical memory of one size, mapped into a slot or kept ready
+ *   host page   the same in host memory (host.c); mapped at an address of its own, too
  *   block       a piece of a chunk: live, pending, held or free
  *   hole        a maximal run of free blocks, the unit of best fit
  *   tick        a count of points in time; a free bears the tick it happened at, an event
@@ -30,6 +31,8 @@ typedef struct ta_device ta_device;
 typedef struct ta_stream_state ta_stream_state;
 typedef struct ta_pool ta_pool;
 typedef struct ta_share ta_share;
+typedef struct ta_region ta_region;
+typedef struct ta_plan ta_plan;
 
 /* A stream that `record_stream` named for a block. Passed when  stream->passed > tick,  the
  * tick of the block's free. */
@@ -83,7 +86,27 @@ struct ta_hole {
     uint32_t priority, unmapped;
 };
 
-/* pages[i] != 0  <=>  bit i of mapped is set;  mapped_count = set bits. */
+/* What a slot holds that has no page of the device.
+ *     TA_SLOT_HOST  <=>  the host page is mapped at the slot
+ * The bytes of a HOST, an AWAY and a COMING slot are in `page`; a VOID one has neither: its
+ * region sleeps and was not kept. A VOID slot on its way is COMING without a page. */
+typedef enum ta_slot_state {
+    TA_SLOT_DEVICE = 0, /* a page of the device, or nothing */
+    TA_SLOT_HOST = 1,
+    TA_SLOT_AWAY = 2, /* nothing is mapped there */
+    TA_SLOT_VOID = 3,
+    TA_SLOT_COMING = 4 /* a page of the device is mapped, the bytes are not there yet */
+} ta_slot_state;
+typedef struct ta_host_page ta_host_page;
+typedef struct ta_spilled {
+    ta_host_page *page;
+    ta_slot_state state;
+} ta_spilled;
+
+/* pages[i]: what is mapped at slot i, 0: nothing. A slot whose bit of `mapped` is set serves
+ * blocks; one of another state than DEVICE does only while blocks lie on it:
+ *     bit i  <=>  DEVICE: pages[i] != 0;  else: it does not lie wholly in a hole
+ *     mapped_count = set bits;  spilled_count = slots of another state than DEVICE */
 struct ta_chunk {
     uint64_t addr, size, page_bytes;
     _Atomic(ta_arena *) arena; /* NULL while spare; stray frees read it with no lock */
@@ -91,7 +114,8 @@ struct ta_chunk {
     ta_block *first;
     ta_handle *pages;
     uint64_t *mapped;
-    uint32_t slots, mapped_count;
+    ta_spilled *spilled; /* by slot; NULL: all are DEVICE */
+    uint32_t slots, mapped_count, spilled_count;
     unsigned shift; /* page_bytes = 1 << shift */
 };
 
@@ -122,7 +146,8 @@ typedef struct ta_counts {
 
 /* Fields are guarded by `lock` unless they never change.
  *     counts = sums over live and pending blocks;  live + pending = table.count
- *     idle = mapped pages that lie wholly inside holes */
+ *     idle = mapped pages that lie wholly inside holes
+ *     spilled = slots of its chunks of another state than DEVICE */
 struct ta_arena {
     ta_lock lock;
     ta_device *device;
@@ -130,7 +155,10 @@ struct ta_arena {
     bool small;
     uint64_t page_bytes;
     _Atomic(ta_pool *) pool; /* the graph pool that owns its memory; NULL: nobody */
+    ta_region *region;       /* NULL: none */
     bool orphan;             /* its pool is over: it takes no requests any more */
+    bool asleep;             /* with its region. Written under device.pages and `lock` */
+    bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
     ta_chunk *chunks;
     uint64_t next_chunk_bytes;
     ta_bins bins;
@@ -144,6 +172,7 @@ struct ta_arena {
     ta_block *spare_blocks;
     ta_hole *spare_holes;
     uint32_t spares, chunk_count, idle;
+    uint32_t spilled;
     void *slabs;           /* what spare blocks and holes were cut from */
     ta_arena *prev, *next; /* the device's arenas; guarded by device.pages */
 };
@@ -202,14 +231,34 @@ typedef struct ta_arena_map {
     _Atomic(ta_arena *) slots[];
 } ta_arena_map;
 
-/* Physical pages that are mapped nowhere. */
+/* Physical pages of one size that are mapped nowhere. */
 typedef struct ta_ready {
     ta_handle *pages;
     size_t count, capacity;
 } ta_ready;
+#define TA_PAGE_SIZES 20u /* from a granule to TA_LOOKUP_BYTES, by powers of two */
+
+/* Of all devices; its blocks are in the arenas that point here. Never changes but for `asleep`,
+ * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: while
+ * that is set nobody else sends it to sleep or wakes it. */
+struct ta_region {
+    char name[TA_REGION_TEXT];
+    ta_region_config config;
+    ta_region_id id;
+    atomic_bool asleep;
+    bool busy, kept;
+};
+
+/* Pinned memory of one device's host pages (host.c); guarded by `lock`. */
+typedef struct ta_host_pool {
+    ta_lock lock;
+    struct ta_host_slab *slabs;
+    ta_host_page *idle[TA_PAGE_SIZES], *vacant[TA_PAGE_SIZES];
+    ta_host_page *unsure; /* a copy may still be under way: the wait for it failed */
+} ta_host_pool;
 
 /* Guarded by `pages` unless said otherwise.
- *     stats.reserved.current = (mapped + ready + gathered pages) * page size <= limit */
+ *     stats.reserved.current = bytes of mapped, ready and gathered pages <= limit */
 struct ta_device {
     ta_allocator *allocator;
     int ordinal;
@@ -229,9 +278,12 @@ struct ta_device {
     atomic_int open_count;
     _Atomic uint64_t tick;
     uint64_t device_passed; /* what was released before this tick no replay uses */
-    ta_ready ready;
-    uint64_t moves;   /* of pages, since ta_trim */
-    atomic_bool over; /* more is reserved than a cap that was lowered: no fast path */
+    ta_ready ready[TA_PAGE_SIZES];
+    uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
+    ta_host_pool host;
+    uint64_t moves;      /* of pages, since ta_trim */
+    atomic_bool planned; /* some requests of the step go to the host (plan.c) */
+    atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
@@ -243,6 +295,7 @@ struct ta_device {
     ta_spin counting;
     ta_stats stats;
     uint64_t serial;
+    ta_plan *plan;      /* NULL: nothing went to the host yet */
     uint64_t live_peak; /* of allocated bytes since ta_trim; no user resets it */
 };
 
@@ -263,8 +316,16 @@ struct ta_allocator {
         _Atomic(ta_observer *) observer;
         void *context;
     } observer[TA_OBSERVERS];
-    ta_lock setup;          /* a device's first use */
-    ta_stream_asked *asked; /* guarded by setup, with its context */
+    ta_lock setup;   /* a device's first use */
+    atomic_bool net; /* new blocks may go to the host */
+    _Atomic uint64_t host_budget,
+        host_held;            /* bytes pinned: held <= budget, once lowered */
+    atomic_int entered;       /* threads that are in a region */
+    _Atomic ta_region_id led; /* the leader's region */
+    _Atomic uintptr_t leader; /* its ta_thread_key; 0: nobody leads */
+    atomic_uint region_count;
+    ta_region region[TA_REGIONS]; /* by id - 1 */
+    ta_stream_asked *asked;       /* guarded by setup, with its context */
     void *asked_context;
     ta_device device[TA_MAX_DEVICES];
 };
@@ -284,6 +345,22 @@ static inline bool ta_forked(const ta_allocator *a)
 static inline uint64_t ta_round_up(uint64_t n, uint64_t to)
 {
     return (n + to - 1) / to * to;
+}
+static inline ta_ready *ta_ready_of(ta_device *d, uint64_t page_bytes)
+{
+    return &d->ready[__builtin_ctzll(page_bytes / TA_GRANULE)];
+}
+static inline uint64_t ta_ready_bytes(const ta_device *d, const ta_ready *ready)
+{
+    return (uint64_t)TA_GRANULE << (ready - d->ready);
+}
+static inline uint64_t ta_slot_addr(const ta_chunk *c, uint32_t slot)
+{
+    return c->addr + ((uint64_t)slot << c->shift);
+}
+static inline ta_slot_state ta_slot_is(const ta_chunk *c, uint32_t slot)
+{
+    return c->spilled ? c->spilled[slot].state : TA_SLOT_DEVICE;
 }
 static inline uint32_t ta_slot_below(const ta_chunk *c, uint64_t addr)
 {

@@ -9,7 +9,7 @@
  * later counts at the peak too. Refusals are such moments as well. Under a device's mutex:
  *     live = sum of sizes in the table;  phases[p].live = the same, of phase p
  *     moment.bytes = sum of sizes in the table with born <= moment.at  +  those in its gone
- *     live <= peak.bytes
+ *     live <= peak.bytes;  guesses = entries of the table that are guessed
  * The timeline is of the same events: usage_timeline.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "usage.h"
@@ -22,12 +22,13 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "count.h"
 #include "place.h"
 #include "usage_blocks.h"
 #include "usage_timeline.h"
 
 typedef struct phase_counts {
-    uint64_t allocs, bytes, live, peak, kept, page_moves, waits;
+    uint64_t allocs, bytes, live, peak, kept, page_moves, waits, spilled;
     double wait_us;
 } phase_counts;
 
@@ -51,8 +52,11 @@ typedef struct device_usage {
     pthread_mutex_t mutex;
     ta_usage_table table;
     uint64_t live, events, lost;
+    uint64_t told_at;    /* events when all categories were told */
+    uint64_t guessed_at; /* or those of backward guessed */
+    size_t guesses;      /* entries of the table that are guessed */
     moment moments[TA_USAGE_MOMENTS];
-    uint64_t page_moves, waits; /* of the device, counted to phases already */
+    uint64_t page_moves, waits, spilled; /* of the device, counted to phases already */
     double wait_us;
     phase_counts *phases;     /* TA_USAGE_PHASES of them, where used */
     ta_usage_module *modules; /* TA_USAGE_MODULES of them, where one was told */
@@ -78,6 +82,8 @@ struct ta_usage {
     _Atomic uint32_t leading; /* the phase of threads that are in none of their own */
     _Atomic uint32_t step;
     _Atomic uint64_t unused;
+    _Atomic int devices;   /* those from here on are not used: a step's calls skip them */
+    pthread_key_t ends;    /* runs `thread_ends` */
     pthread_mutex_t names; /* guards the next four */
     uint32_t between;      /* the leader's phase where it is in none */
     uint32_t leader_depth; /* phases that the leading thread is in */
@@ -96,6 +102,11 @@ static _Thread_local struct {
 static _Atomic uint64_t generations;
 
 static bool child(const ta_usage *u) { return getpid() != u->owner; }
+
+static int devices_of(const ta_usage *u)
+{
+    return atomic_load_explicit(&u->devices, memory_order_acquire);
+}
 
 static uint32_t phase_now(const ta_usage *u)
 {
@@ -150,12 +161,18 @@ static void changed(const ta_usage *u, device_usage *d, const ta_usage_entry *e,
 }
 
 /* --- events ---------------------------------------------------------------------------- */
-static bool ready(device_usage *d)
+static bool ready(ta_usage *u, device_usage *d)
 {
-    if (!d->phases) d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
-    if (d->phases && !ta_timeline_begin(&d->timeline)) return false;
-    if (d->phases) atomic_store_explicit(&d->used, true, memory_order_release);
-    return d->phases != NULL;
+    if (d->phases) return true;
+    if (!ta_timeline_begin(&d->timeline)) return false;
+    d->phases = calloc(TA_USAGE_PHASES, sizeof *d->phases);
+    if (!d->phases) return false;
+    atomic_store_explicit(&d->used, true, memory_order_release);
+    const int end = (int)(d - u->device) + 1;
+    int devices = atomic_load(&u->devices);
+    while (devices < end && !atomic_compare_exchange_weak(&u->devices, &devices, end)) {
+    }
+    return true;
 }
 
 static void begin_moment(const ta_usage *u, const device_usage *d, moment *m,
@@ -199,7 +216,7 @@ static void born(ta_usage *u, device_usage *d, uint64_t addr, uint64_t requested
         .stack = place.stack,
     };
     count_module(d, &entry);
-    if (!ready(d) || !ta_usage_table_add(&d->table, &entry)) {
+    if (!ready(u, d) || !ta_usage_table_add(&d->table, &entry)) {
         d->lost++;
         return;
     }
@@ -229,8 +246,11 @@ static void remember(const ta_usage *u, device_usage *d, moment *m,
         m->gone = larger;
         m->gone_room = room;
     }
+    /* A gradient does not die in the backward after its own: it is added to. */
+    const bool none = e->guessed && phase_now(u) == e->phase;
+    const uint8_t category = none ? TA_CATEGORY_UNKNOWN : e->category;
     m->gone[m->gone_count++] =
-        (gone_block){e->size, e->step, e->phase, e->module, e->stack, e->category};
+        (gone_block){e->size, e->step, e->phase, e->module, e->stack, category};
 }
 
 static void died(const ta_usage *u, device_usage *d, uint64_t addr)
@@ -242,6 +262,7 @@ static void died(const ta_usage *u, device_usage *d, uint64_t addr)
     d->events++;
     d->live -= gone.size;
     d->phases[gone.phase].live -= gone.size;
+    d->guesses -= gone.guessed;
     for (int i = 0; i < TA_USAGE_MOMENTS; i++)
         if (gone.born <= d->moments[i].at) remember(u, d, &d->moments[i], &gone);
     changed(u, d, &gone, false);
@@ -304,12 +325,14 @@ static void visit_block(void *context, const ta_block_info *block)
     pthread_mutex_unlock(&d->mutex);
 }
 
+static void thread_ends(void *usage);
+
 ta_status ta_usage_create(ta_usage **usage)
 {
     *usage = NULL;
     ta_usage *u = calloc(1, sizeof *u);
     phase_name *names = calloc(TA_USAGE_PHASES, sizeof *names);
-    if (!u || !names) {
+    if (!u || !names || pthread_key_create(&u->ends, thread_ends)) {
         free(u);
         free(names);
         return TA_NO_HOST_MEMORY;
@@ -327,13 +350,14 @@ ta_status ta_usage_create(ta_usage **usage)
 }
 
 /* What the device's numbers say now has been counted. */
-static void seen(const ta_usage *u, device_usage *d, const ta_stats *stats)
+static void seen(const ta_usage *u, device_usage *d, const ta_page_counts *stats)
 {
     d->page_moves = stats->page_moves;
+    d->spilled = stats->spill_bytes;
     d->waits = stats->waits;
     d->wait_us = stats->wait_us;
     pass(u, d);
-    ta_timeline_reserve(&d->timeline, stats->reserved.current);
+    ta_timeline_reserve(&d->timeline, stats->reserved);
 }
 
 ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
@@ -347,8 +371,8 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
     ta_visit(allocator, -1, &visitor);
     for (int i = 0; i < TA_MAX_DEVICES; i++) { /* what was before belongs to no phase */
         device_usage *d = &u->device[i];
-        ta_stats stats;
-        if (ta_get_stats(allocator, i, &stats)) continue;
+        ta_page_counts stats;
+        if (ta_get_page_counts(allocator, i, &stats)) continue;
         pthread_mutex_lock(&d->mutex);
         seen(u, d, &stats);
         pthread_mutex_unlock(&d->mutex);
@@ -385,6 +409,7 @@ ta_status ta_usage_destroy(ta_usage *u)
         free(u->device[i].modules);
         ta_timeline_end(&u->device[i].timeline);
     }
+    pthread_key_delete(u->ends);
     pthread_mutex_destroy(&u->names);
     free(u->phase);
     free(u);
@@ -427,15 +452,16 @@ static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
  * that are mapped and unmapped, while some are kept ready. */
 static void charge(ta_usage *u, uint32_t phase)
 {
-    for (int i = 0; u->allocator && i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; u->allocator && i < devices_of(u); i++) {
         device_usage *d = &u->device[i];
-        ta_stats stats;
+        ta_page_counts stats;
         if (!atomic_load_explicit(&d->used, memory_order_acquire) ||
-            ta_get_stats(u->allocator, i, &stats))
+            ta_get_page_counts(u->allocator, i, &stats))
             continue;
         pthread_mutex_lock(&d->mutex);
         phase_counts *p = &d->phases[phase];
         p->page_moves += stats.page_moves - d->page_moves;
+        p->spilled += stats.spill_bytes - d->spilled;
         p->waits += stats.waits - d->waits;
         p->wait_us += stats.wait_us - d->wait_us;
         seen(u, d, &stats);
@@ -451,6 +477,7 @@ void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
         own.generation = u->generation;
         own.depth = own.phase = 0;
         own.leads = false;
+        pthread_setspecific(u->ends, u);
     }
     pthread_mutex_lock(&u->names);
     if (!own.depth && !u->leader_depth) own.leads = true;
@@ -467,12 +494,37 @@ void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
     span->begin_us = ta_now_us();
 }
 
+/* A thread that ends inside phases leads no longer. */
+static void thread_ends(void *usage)
+{
+    ta_usage *u = usage;
+    if (child(u) || own.generation != u->generation || !own.depth) return;
+    const uint32_t last = phase_now(u);
+    const bool led = own.leads;
+    pthread_mutex_lock(&u->names);
+    if (led) {
+        u->leader_depth = 0;
+        atomic_store(&u->leading, u->between);
+    }
+    own.depth = 0;
+    own.leads = false;
+    pthread_mutex_unlock(&u->names);
+    if (led) charge(u, last);
+}
+
+/* With `names` held. */
+static bool is_within(const ta_usage *u, uint32_t phase, uint32_t around)
+{
+    while (phase && phase != around) phase = u->phase[phase].around;
+    return phase == around;
+}
+
 void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
 {
     if (child(u) || own.generation != u->generation || !own.depth) return;
     double us = ta_now_us() - span->begin_us;
     const bool led = own.leads;
-    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+    for (int i = 0; i < devices_of(u); i++) {
         device_usage *d = &u->device[i];
         if (!atomic_load_explicit(&d->used, memory_order_acquire)) continue;
         pthread_mutex_lock(&d->mutex);
@@ -484,13 +536,17 @@ void ta_usage_leave(ta_usage *u, const ta_usage_span *span)
         u->phase[span->phase].entries++;
         u->phase[span->phase].us += us;
     }
+    /* Spans of generators that take turns end in any order: one that is not around what
+     * the thread is in now was ended by another. */
+    const uint32_t now = phase_now(u);
+    const uint32_t then = is_within(u, now, span->phase) ? span->before : now;
     own.depth--;
     if (own.leads) {
         u->leader_depth--;
-        atomic_store(&u->leading, own.depth ? span->before : u->between);
+        atomic_store(&u->leading, own.depth ? then : u->between);
         own.leads = own.depth > 0;
     } else
-        own.phase = span->before;
+        own.phase = then;
     pthread_mutex_unlock(&u->names);
     if (led) charge(u, span->phase);
 }
@@ -517,6 +573,17 @@ void ta_usage_unused(ta_usage *u, uint64_t bytes)
     if (!child(u)) atomic_store(&u->unused, bytes);
 }
 
+/* The timeline is settled by the caller. */
+static void set_category(const ta_usage *u, device_usage *d, ta_usage_entry *e,
+                         ta_category category, bool guessed)
+{
+    ta_timeline_tell(&d->timeline, e->born, e->size, counts_as(u, e->category, e->phase),
+                     counts_as(u, category, e->phase));
+    d->guesses = d->guesses + guessed - e->guessed;
+    e->category = (uint8_t)category;
+    e->guessed = guessed;
+}
+
 size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, size_t count,
                              ta_category category)
 {
@@ -527,15 +594,72 @@ size_t ta_usage_set_category(ta_usage *u, int device, const uint64_t *addrs, siz
     for (size_t i = 0; i < count; i++) {
         ta_usage_entry *e = ta_usage_table_find(&d->table, addrs[i]);
         if (!e) continue;
-        ta_timeline_tell(&d->timeline, e->born, e->size,
-                         counts_as(u, e->category, e->phase),
-                         counts_as(u, category, e->phase));
-        e->category = (uint8_t)category;
+        set_category(u, d, e, category, false);
         found++;
     }
     ta_timeline_settle(&d->timeline);
     pthread_mutex_unlock(&d->mutex);
     return found;
+}
+
+/* The device where something was allocated, its mutex taken; NULL elsewhere. */
+static device_usage *used(ta_usage *u, int device)
+{
+    device_usage *d = &u->device[device];
+    if (!atomic_load_explicit(&d->used, memory_order_acquire)) return NULL;
+    pthread_mutex_lock(&d->mutex);
+    return d;
+}
+
+bool ta_usage_due(ta_usage *u)
+{
+    bool due = false;
+    for (int i = 0; !child(u) && !due && i < devices_of(u); i++) {
+        device_usage *d = used(u, i);
+        if (!d) continue;
+        due = d->moments[TA_USAGE_PEAK].at > d->told_at;
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return due;
+}
+
+static void guess(const ta_usage *u, device_usage *d, uint32_t phase)
+{
+    for (size_t i = 0; i < d->table.room; i++) {
+        ta_usage_entry *e = &d->table.slots[i];
+        if (e->addr && e->born > d->guessed_at && e->phase == phase &&
+            e->category == TA_CATEGORY_UNKNOWN)
+            set_category(u, d, e, TA_CATEGORY_GRADIENT, true);
+    }
+    d->guessed_at = d->events;
+}
+
+bool ta_usage_backward_ends(ta_usage *u, const ta_usage_span *span)
+{
+    if (child(u)) return false;
+    if (ta_usage_due(u)) return true;
+    for (int i = 0; i < devices_of(u); i++) {
+        device_usage *d = used(u, i);
+        if (!d) continue;
+        guess(u, d, span->phase);
+        ta_timeline_settle(&d->timeline);
+        pthread_mutex_unlock(&d->mutex);
+    }
+    return false;
+}
+
+void ta_usage_told(ta_usage *u)
+{
+    for (int i = 0; !child(u) && i < devices_of(u); i++) {
+        device_usage *d = used(u, i);
+        if (!d) continue;
+        for (size_t k = 0; d->guesses && k < d->table.room; k++)
+            if (d->table.slots[k].guessed)
+                set_category(u, d, &d->table.slots[k], TA_CATEGORY_UNKNOWN, false);
+        ta_timeline_settle(&d->timeline);
+        d->told_at = d->guessed_at = d->events;
+        pthread_mutex_unlock(&d->mutex);
+    }
 }
 
 size_t ta_usage_set_modules(ta_usage *u, int device, const uint64_t *addrs,
@@ -619,6 +743,7 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
         phases[i].peak = p->peak;
         phases[i].kept = p->kept;
         phases[i].page_moves = p->page_moves;
+        phases[i].spilled = p->spilled;
         phases[i].waits = p->waits;
         phases[i].wait_us = p->wait_us;
     }
@@ -700,11 +825,18 @@ static bool check_device(const ta_usage *u, const device_usage *d, char *text,
                          size_t capacity)
 {
     uint64_t live = 0, of[TA_USAGE_PHASES] = {0};
+    size_t guesses = 0;
     for (size_t i = 0; i < d->table.room; i++) {
         const ta_usage_entry *e = &d->table.slots[i];
         if (!e->addr) continue;
         live += e->size;
         of[e->phase] += e->size;
+        guesses += e->guessed;
+    }
+    if (guesses != d->guesses) {
+        snprintf(text, capacity, "usage: guesses %zu, in the table %zu", d->guesses,
+                 guesses);
+        return false;
     }
     if (live != d->live || live > d->moments[TA_USAGE_PEAK].when.bytes) {
         snprintf(text, capacity, "usage: live %llu, in the table %llu, peak %llu",

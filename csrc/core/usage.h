@@ -63,6 +63,16 @@ void ta_usage_step(ta_usage *usage);
 size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,
                              size_t count, ta_category category);
 
+/* To tell every gradient takes a walk over all parameters. So the end of most backward passes
+ * is told by this: what the phase of `span` allocated since the last such call, nobody freed
+ * and no category was told of is taken to be a gradient. True where that is not good enough,
+ * since a peak is newer than the last telling: nothing is guessed, tell all now. */
+bool ta_usage_backward_ends(ta_usage *usage, const ta_usage_span *span);
+/* Whether a peak is newer than the last telling. */
+bool ta_usage_due(ta_usage *usage);
+/* All categories have just been told: guesses that were not told are none. */
+void ta_usage_told(ta_usage *usage);
+
 /* Likewise; `modules` are as many. */
 size_t ta_usage_set_modules(ta_usage *usage, int device, const uint64_t *addrs,
                             const uint16_t *modules, size_t count);
@@ -114,6 +124,7 @@ typedef struct ta_usage_phase {
         peak; /* the device's highest live bytes while something was allocated in it */
     uint64_t kept;              /* its live bytes when it was last left */
     uint64_t page_moves, waits; /* while it was the leader's innermost phase */
+    uint64_t spilled;           /* bytes then asked for that went to the host */
     double wait_us;
     /* Blocks of it that no category was told of are activations; else they are other. Not
      * so outside all phases, where it or the outermost is optimizer, zero_grad, load, and

@@ -12,6 +12,7 @@ typedef struct ta_usage_entry {
     uint32_t step;
     uint16_t phase, module, stack;
     uint8_t category;
+    bool guessed; /* the category, see ta_usage_backward_ends */
 } ta_usage_entry;
 
 /* Open addressing, a power of two, at most 3/4 full; a slot of address 0 is empty. */

@@ -102,7 +102,16 @@ void ta_timeline_tell(ta_timeline *t, uint64_t born, uint64_t size, ta_category 
     if (!t->samples || from == to) return;
     t->now.of[from] -= size;
     t->now.of[to] += size;
-    uint32_t low = 0, high = t->count; /* the first sample with event >= born */
+    /* The first sample with event >= born. Mostly a late one: steps that double, from the
+     * end, until it is enclosed. */
+    uint32_t low = 0, high = t->count;
+    for (uint32_t back = 1; back <= t->count; back *= 2) {
+        if (t->samples[t->count - back].event < born) {
+            low = t->count - back + 1;
+            break;
+        }
+        high = t->count - back;
+    }
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (t->samples[middle].event < born)
@@ -113,20 +122,20 @@ void ta_timeline_tell(ta_timeline *t, uint64_t born, uint64_t size, ta_category 
     if (low == t->count) return;
     t->told[low][from] -= (int64_t)size;
     t->told[low][to] += (int64_t)size;
-    t->untold = true;
+    if (t->untold < t->count - low) t->untold = t->count - low;
 }
 
 void ta_timeline_settle(ta_timeline *t)
 {
     if (!t->untold) return;
     int64_t sum[TA_CATEGORIES] = {0};
-    for (uint32_t i = 0; i < t->count; i++)
+    for (uint32_t i = t->count - t->untold; i < t->count; i++)
         for (int c = 0; c < TA_CATEGORIES; c++) {
             sum[c] += t->told[i][c];
             t->told[i][c] = 0;
             t->samples[i].of[c] += (uint64_t)sum[c];
         }
-    t->untold = false;
+    t->untold = 0;
 }
 
 /* --- checking ------------------------------------------------------------------------------ */

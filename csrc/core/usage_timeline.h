@@ -17,7 +17,7 @@ typedef struct ta_timeline {
     uint64_t highest;
     ta_usage_sample *samples;       /* TA_USAGE_SAMPLES of them */
     int64_t (*told)[TA_CATEGORIES]; /* of each sample: what is to be added from it on */
-    bool untold;                    /* `told` is not all zero */
+    uint32_t untold; /* `told` is all zero but for the last so many samples */
 } ta_timeline;
 
 /* False: no memory, and again: nothing. The other functions do nothing without it. */

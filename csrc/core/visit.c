@@ -35,6 +35,7 @@ static const ta_block *visit_run(const ta_arena *arena, const ta_chunk *c, uint6
                                  const ta_visitor *visitor)
 {
     const ta_pool *pool = atomic_load(&arena->pool);
+    const uint32_t first = ta_slot_below(c, low), last = ta_slot_below(c, high - 1);
     ta_segment_info s = {.device = arena->device->ordinal,
                          .stream = arena->stream->handle,
                          .small = arena->small,
@@ -43,6 +44,12 @@ static const ta_block *visit_run(const ta_arena *arena, const ta_chunk *c, uint6
                          .page_bytes = c->page_bytes};
     ta_block_info piece;
     if (pool) s.pool = pool->id;
+    if (arena->region) s.region = arena->region->id;
+    for (uint32_t i = first; c->spilled_count && i <= last; i++) {
+        const ta_slot_state state = ta_slot_is(c, i);
+        if (state == TA_SLOT_HOST) s.on_host += c->page_bytes;
+        if (state == TA_SLOT_AWAY || state == TA_SLOT_VOID) s.away += c->page_bytes;
+    }
     while (b->addr + b->size <= low) b = b->next;
     for (const ta_block *at = b; at && at->addr < high;) {
         at = next_piece(at, low, high, &piece);

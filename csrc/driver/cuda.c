@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "cuda_calls.h"
+#include "host_memory.h"
 #include "../core/clock.h"
 
 static pthread_mutex_t retain_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -23,6 +24,9 @@ static _Atomic(CUcontext) contexts[TA_MAX_DEVICES];
 static atomic_bool no_rdma[TA_MAX_DEVICES];
 /* Host pages were refused at the device's NUMA node and made on the host at large. */
 static atomic_bool no_numa[TA_MAX_DEVICES];
+/* Streams for copies, made when first asked for; guarded by retain_lock. */
+#define COPY_STREAMS 2
+static CUstream copy_streams[TA_MAX_DEVICES][COPY_STREAMS];
 
 /* The entry points. Every call but the few that check comes after an enter that found
  * them. */
@@ -132,9 +136,12 @@ static ta_status properties(int device, ta_tier tier, CUmemAllocationProp *prop)
         ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_HOST_NUMA_VMM) != 0) {
         prop->location.type = (CUmemLocationType)TA_LOCATION_HOST_NUMA;
         prop->location.id = node;
-    } else {
-        prop->location.type = (CUmemLocationType)TA_LOCATION_HOST;
+        return TA_OK;
     }
+    if (ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_HOST_NUMA_VMM) == 0 &&
+        ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_HOST_VMM) == 0)
+        return TA_UNSUPPORTED;
+    prop->location.type = (CUmemLocationType)TA_LOCATION_HOST;
     return TA_OK;
 }
 
@@ -254,6 +261,35 @@ static ta_status set_access(void *self, uint64_t addr, uint64_t size, const int 
     return ta_cuda_status(cu()->set_access(addr, size, access, (size_t)count));
 }
 
+static ta_status host_memory(void *self, uint64_t *available)
+{
+    (void)self;
+    ta_cuda_simulated_host *simulated = ta_cuda_find_simulated_host();
+    if (simulated != NULL) return (ta_status)simulated(available);
+    return ta_host_memory("", available);
+}
+
+static ta_status copy_stream(void *self, int device, int which, ta_stream *stream)
+{
+    (void)self;
+    if (!known(device) || which < 0 || which >= COPY_STREAMS) return TA_INVALID;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&retain_lock);
+    CUstream *made = &copy_streams[device][which];
+    if (*made == NULL) result = cu()->stream_create(made, CU_STREAM_NON_BLOCKING);
+    *stream = *made;
+    pthread_mutex_unlock(&retain_lock);
+    return ta_cuda_status(result);
+}
+
+static ta_status copy(void *self, int device, ta_stream stream, uint64_t to,
+                      uint64_t from, uint64_t bytes)
+{
+    (void)self;
+    (void)device; /* the entered one */
+    return ta_cuda_status(cu()->copy(to, from, bytes, (CUstream)stream));
+}
+
 static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *addr)
 {
     (void)self;
@@ -353,6 +389,9 @@ static const ta_driver table = {
     .map = map,
     .unmap = unmap,
     .set_access = set_access,
+    .host_memory = host_memory,
+    .copy_stream = copy_stream,
+    .copy = copy,
     .plain_alloc = plain_alloc,
     .plain_free = plain_free,
     .event_create = event_create,

@@ -45,13 +45,19 @@
     X(event_record, cuEventRecord, "cuEventRecord")                                      \
     X(event_query, cuEventQuery, "cuEventQuery")                                         \
     X(event_wait, cuEventSynchronize, "cuEventSynchronize")                              \
-    X(is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")
+    X(is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")                          \
+    X(stream_create, cuStreamCreate, "cuStreamCreate")                                   \
+    X(copy, cuMemcpyAsync, "cuMemcpyAsync")
 
 typedef struct ta_cuda_calls {
 #define X(member, function, symbol) __typeof__ (&(function))(member);
     TA_CUDA_CALLS(X)
 #undef X
 } ta_cuda_calls;
+
+/* The simulated machine's own answer for its host memory, NULL on a real one. */
+typedef int ta_cuda_simulated_host(uint64_t *bytes);
+ta_cuda_simulated_host *ta_cuda_find_simulated_host(void);
 
 /* Starts the driver; NULL where it is missing, lacks one of them, or does not start. */
 const ta_cuda_calls *ta_cuda_start(void);

@@ -67,6 +67,13 @@ static void start(void)
                  result == CUDA_ERROR_NO_DEVICE ? "no GPU" : "error", (int)result);
 }
 
+ta_cuda_simulated_host *ta_cuda_find_simulated_host(void)
+{
+    ta_cuda_simulated_host *answer = NULL;
+    look_up(NULL, "ta_simcuda_host_memory", &answer, sizeof answer);
+    return answer;
+}
+
 const ta_cuda_calls *ta_cuda_start(void)
 {
     pthread_once(&start_once, start);

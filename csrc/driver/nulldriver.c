@@ -14,6 +14,8 @@
 #define RESERVE_US 13.0
 #define CREATE_US 7.6
 #define CREATE_MIB_US 0.049
+#define PIN_MIB_US 215.0 /* of the host's */
+#define COPY_US 5.0
 #define RELEASE_US 9.0
 #define RELEASE_MIB_US 0.243
 #define MAP_US 0.9
@@ -34,8 +36,10 @@ struct ta_null {
     _Atomic uint64_t used[TA_MAX_DEVICES]; /* bytes created and not released */
 };
 
-/* A handle carries its device, so that release finds it: handle = count * 64 + device. */
-#define HANDLE_DEVICES ((uint64_t)TA_MAX_DEVICES)
+/* A handle carries its device, or the host, so that release finds it:
+ * handle = count * (64 + 1) + owner. */
+#define HANDLE_OWNERS ((uint64_t)TA_MAX_DEVICES + 1)
+#define HOST ((uint64_t)TA_MAX_DEVICES)
 
 static void charge(ta_null *null, double us)
 {
@@ -127,18 +131,23 @@ static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
                         ta_handle *handle)
 {
     ta_null *null = self;
-    charge(null, CREATE_US + CREATE_MIB_US * mib(size));
-    if (tier == TA_TIER_HOST) return TA_UNSUPPORTED;
-    if (take(null, device, size) != TA_OK) return TA_OUT_OF_MEMORY;
     uint64_t count = atomic_fetch_add(&null->next_handle, 1) + 1;
-    *handle = count * HANDLE_DEVICES + (uint64_t)device;
+    if (tier == TA_TIER_HOST) {
+        charge(null, CREATE_US + PIN_MIB_US * mib(size));
+        *handle = count * HANDLE_OWNERS + HOST;
+        return TA_OK;
+    }
+    charge(null, CREATE_US + CREATE_MIB_US * mib(size));
+    if (take(null, device, size) != TA_OK) return TA_OUT_OF_MEMORY;
+    *handle = count * HANDLE_OWNERS + (uint64_t)device;
     return TA_OK;
 }
 
 static ta_status release(void *self, ta_handle handle, uint64_t size)
 {
     ta_null *null = self;
-    atomic_fetch_sub(&null->used[handle % HANDLE_DEVICES], size);
+    const uint64_t owner = handle % HANDLE_OWNERS;
+    if (owner != HOST) atomic_fetch_sub(&null->used[owner], size);
     charge(null, RELEASE_US + RELEASE_MIB_US * mib(size));
     return TA_OK;
 }
@@ -162,6 +171,30 @@ static ta_status set_access(void *self, uint64_t addr, uint64_t size, const int 
 {
     (void)addr, (void)devices, (void)count;
     charge(self, ACCESS_US * handles(self, size) + ACCESS_MIB_US * mib(size));
+    return TA_OK;
+}
+
+static ta_status host_memory(void *self, uint64_t *available)
+{
+    (void)self;
+    *available = (uint64_t)1 << 40;
+    return TA_OK;
+}
+
+/* Any two numbers that are no default stream's. */
+static ta_status copy_stream(void *self, int device, int which, ta_stream *stream)
+{
+    (void)self, (void)device;
+    if (which < 0 || which > 1) return TA_INVALID;
+    *stream = (ta_stream)(uintptr_t)(0x1000 + which);
+    return TA_OK;
+}
+
+static ta_status copy(void *self, int device, ta_stream stream, uint64_t to,
+                      uint64_t from, uint64_t bytes)
+{
+    (void)device, (void)stream, (void)to, (void)from, (void)bytes;
+    charge(self, COPY_US);
     return TA_OK;
 }
 
@@ -246,6 +279,9 @@ ta_status ta_null_create(const ta_null_config *config, ta_null **out)
         .map = map,
         .unmap = unmap,
         .set_access = set_access,
+        .host_memory = host_memory,
+        .copy_stream = copy_stream,
+        .copy = copy,
         .plain_alloc = plain_alloc,
         .plain_free = plain_free,
         .event_create = event_create,

@@ -13,6 +13,8 @@
 
 #include "sim_memory.h"
 
+#define HOST_MEMORY ((uint64_t)1 << 40)
+
 static atomic_uint process_generation;
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static ta_sim *all_sims; /* guarded by all_lock */
@@ -229,6 +231,7 @@ ta_status ta_sim_create(const ta_sim_config *config, ta_sim **out)
     ta_sim *sim = calloc(1, sizeof *sim);
     if (!sim) return TA_NO_HOST_MEMORY;
     sim->config = *config;
+    if (sim->config.host_memory == 0) sim->config.host_memory = HOST_MEMORY;
     sim->memfd = -1;
     sim->random = (config->seed * 2 + 1) * 0x9e3779b97f4a7c15u;
     pthread_mutex_init(&sim->lock, NULL);
@@ -346,6 +349,21 @@ uint64_t ta_sim_used(ta_sim *sim, int device, bool all_processes)
     uint64_t used = all_processes && d->shared ? ta_sim_shared_total(d->shared) : d->used;
     unlock(sim);
     return used;
+}
+
+uint64_t ta_sim_pinned(ta_sim *sim)
+{
+    lock(sim);
+    uint64_t bytes = sim->pinned;
+    unlock(sim);
+    return bytes;
+}
+
+void ta_sim_set_host_memory(ta_sim *sim, uint64_t bytes)
+{
+    lock(sim);
+    sim->config.host_memory = bytes;
+    unlock(sim);
 }
 
 uint64_t ta_sim_reserved_addresses(ta_sim *sim)

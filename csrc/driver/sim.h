@@ -25,7 +25,9 @@ typedef struct ta_sim_config {
     bool no_vmm;     /* has_vmm says no, VMM calls fail with TA_UNSUPPORTED */
     bool no_peers;   /* can_access_peer says no */
     bool free_calls; /* calls take no virtual time (benchmarks) */
-    const char *dir; /* shared state of the machine; NULL: private to this ta_sim */
+    uint64_t host_memory; /* bytes that can be pinned; 0: 1 TiB */
+    bool no_host_pages;   /* pages of the host's tier fail with TA_UNSUPPORTED */
+    const char *dir;      /* shared state of the machine; NULL: private to this ta_sim */
 } ta_sim_config;
 
 ta_status ta_sim_create(const ta_sim_config *config, ta_sim **sim);
@@ -86,6 +88,7 @@ void ta_sim_graph_destroy(ta_sim *sim, ta_sim_graph *graph);
 #define TA_SIM_CALLS(X)                                                                     \
     X(device_count) X(enter) X(mem_info) X(has_vmm) X(granularity) X(can_access_peer)        \
     X(reserve) X(unreserve) X(create) X(release) X(map) X(unmap) X(set_access)               \
+    X(host_memory) X(copy_stream) X(copy)                                                   \
     X(plain_alloc) X(plain_free) X(event_create) X(event_destroy) X(event_record)            \
     X(event_query) X(event_wait) X(is_capturing) X(device_wait)
 /* clang-format on */
@@ -108,6 +111,10 @@ double ta_sim_now_us(const ta_sim *sim);
 void ta_sim_advance_us(ta_sim *sim, double us);
 /* Bytes of physical memory held on the device: by this process, by all. */
 uint64_t ta_sim_used(ta_sim *sim, int device, bool all_processes);
+/* Bytes of the host that this process has pinned by pages. */
+uint64_t ta_sim_pinned(ta_sim *sim);
+/* What the machine could still give: less than was configured, as where others take it. */
+void ta_sim_set_host_memory(ta_sim *sim, uint64_t bytes);
 /* Bytes of addresses reserved, and of handles not released, by this process. */
 uint64_t ta_sim_reserved_addresses(ta_sim *sim);
 

@@ -50,6 +50,12 @@ double ta_sim_cost_us(ta_sim_call call, ta_tier tier, uint64_t size, uint64_t ha
     case TA_SIM_CALL_event_query:
     case TA_SIM_CALL_event_wait:
         return 0.18; /* what is waited for comes on top */
+    case TA_SIM_CALL_copy:
+        return 3; /* guess */
+    case TA_SIM_CALL_copy_stream:
+        return 0.2; /* guess: it is made once */
+    case TA_SIM_CALL_host_memory:
+        return 30; /* guess: a few files are read */
     case TA_SIM_CALL_mem_info:
     case TA_SIM_CALL_device_wait:
         return 5; /* guess */

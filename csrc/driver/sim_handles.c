@@ -1,6 +1,7 @@
 /* sim_handles.c - physical memory of the simulated machine.
  *
  *   used(device) = context_bytes + sum of sizes of handles there that are live or mapped
+ *   pinned       = the same sum of handles on the host  <=  config.host_memory
  *
  * As with the real driver, a handle that is released while mapped stays until it is
  * unmapped. */
@@ -14,6 +15,12 @@ ta_sim_handle *ta_sim_find_handle(ta_sim *sim, ta_handle handle)
     if (index == 0 || index > sim->handle_count) return NULL;
     ta_sim_handle *h = &sim->handles[index - 1];
     return h->live && h->generation == handle >> 32 ? h : NULL;
+}
+
+uint64_t ta_sim_host_left(const ta_sim *sim)
+{
+    const uint64_t all = sim->config.host_memory;
+    return all > sim->pinned ? all - sim->pinned : 0;
 }
 
 static bool grow_handles(ta_sim *sim)
@@ -54,6 +61,8 @@ ta_status ta_sim_make_handle(ta_sim *sim, int device, ta_tier tier, uint64_t siz
     if (!grow_handles(sim)) return TA_NO_HOST_MEMORY;
     if (tier == TA_TIER_DEVICE && !take_memory(sim, device, size))
         return TA_OUT_OF_MEMORY;
+    if (tier == TA_TIER_HOST && size > ta_sim_host_left(sim)) return TA_OUT_OF_MEMORY;
+    if (tier == TA_TIER_HOST) sim->pinned += size;
     uint32_t index;
     if (sim->free_handle_count)
         index = sim->free_handles[--sim->free_handle_count];
@@ -78,7 +87,10 @@ void ta_sim_drop_handle(ta_sim *sim, ta_sim_handle *h)
 {
     if (h->live || h->maps) return;
     if (h->touchable) ta_sim_pages_drop(sim, h->offset, h->size);
-    if (h->tier == TA_TIER_DEVICE) give_memory(sim, h->device, h->size);
+    if (h->tier == TA_TIER_DEVICE)
+        give_memory(sim, h->device, h->size);
+    else
+        sim->pinned -= h->size;
     sim->free_handles[sim->free_handle_count++] = (uint32_t)(h - sim->handles);
 }
 
@@ -99,7 +111,9 @@ static ta_status sim_create(void *self, int device, ta_tier tier, uint64_t size,
     ta_status status = ta_sim_begin_vmm(sim, TA_SIM_CALL_create, us);
     if (status != TA_OK) return status;
     status = ta_sim_use_device(sim, device);
-    if (status == TA_OK && (size == 0 || !ta_sim_aligned(size)))
+    if (status == TA_OK && tier == TA_TIER_HOST && sim->config.no_host_pages)
+        status = TA_UNSUPPORTED;
+    else if (status == TA_OK && (size == 0 || !ta_sim_aligned(size)))
         status = MISUSE(sim, "create of %llu bytes", HEX(size));
     else if (status == TA_OK)
         status = ta_sim_make_handle(sim, device, tier, size, handle);
@@ -173,14 +187,28 @@ static ta_status sim_granularity(void *self, int device, ta_tier tier, uint64_t 
     if (status != TA_OK) return status;
     if (device < 0 || device >= sim->config.devices)
         status = TA_INVALID;
+    else if (tier == TA_TIER_HOST && sim->config.no_host_pages)
+        status = TA_UNSUPPORTED;
     else
         *bytes = TA_SIM_GRANULARITY;
     ta_sim_end(sim);
     return status;
 }
 
+static ta_status sim_host_memory(void *self, uint64_t *available)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_host_memory, TA_TIER_HOST, 0, 1);
+    ta_status status = ta_sim_begin_vmm(sim, TA_SIM_CALL_host_memory, us);
+    if (status != TA_OK) return status;
+    *available = ta_sim_host_left(sim);
+    ta_sim_end(sim);
+    return TA_OK;
+}
+
 void ta_sim_handles_table(ta_driver *driver)
 {
+    driver->host_memory = sim_host_memory;
     driver->create = sim_create;
     driver->release = sim_release;
     driver->mem_info = sim_mem_info;

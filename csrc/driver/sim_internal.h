@@ -83,6 +83,7 @@ typedef struct ta_sim_device {
     ta_sim_stream **thread; /* stream 2, by the thread's number */
     uint32_t thread_count;
     uint64_t legacy_ops, blocking_ops;
+    ta_stream copy[2]; /* streams for the allocator's copies; NULL: not made yet */
     struct ta_sim_shared *shared; /* NULL: nobody else counts */
 } ta_sim_device;
 
@@ -118,6 +119,7 @@ struct ta_sim {
     uint32_t free_handle_count;
     int memfd;
     uint64_t next_offset;
+    uint64_t pinned; /* bytes of handles on the host that are live or mapped */
 
     ta_sim_stream **streams;
     uint32_t stream_count;

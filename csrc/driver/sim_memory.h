@@ -32,6 +32,8 @@ static inline ta_sim_slot *ta_sim_slot_at(const ta_sim_reservation *r, uint64_t 
 
 /* --- sim_handles.c --- */
 void ta_sim_handles_table(ta_driver *driver);
+/* Bytes that can still be pinned. */
+uint64_t ta_sim_host_left(const ta_sim *sim);
 /* As ta_sim_begin, for calls that need VMM. */
 ta_status ta_sim_begin_vmm(ta_sim *sim, ta_sim_call call, double us);
 /* NULL: not a live handle. */

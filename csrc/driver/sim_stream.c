@@ -335,6 +335,45 @@ ta_status ta_sim_stream_wait_event(ta_sim *sim, int device, ta_stream handle,
     return status;
 }
 
+/* --- the allocator's own copies ----------------------------------------------------- */
+static ta_status sim_copy_stream(void *self, int device, int which, ta_stream *stream)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_copy_stream, TA_TIER_HOST, 0, 1);
+    ta_status status = ta_sim_begin(sim, TA_SIM_CALL_copy_stream, us);
+    if (status != TA_OK) return status;
+    status = which < 0 || which > 1 ? TA_INVALID : ta_sim_use_device(sim, device);
+    if (status == TA_OK && !sim->devices[device].copy[which]) {
+        ta_sim_stream *made = new_stream(sim, device, false);
+        if (made)
+            sim->devices[device].copy[which] = stream_handle(made);
+        else
+            status = TA_NO_HOST_MEMORY;
+    }
+    if (status == TA_OK) *stream = sim->devices[device].copy[which];
+    ta_sim_end(sim);
+    return status;
+}
+
+static ta_status sim_copy(void *self, int device, ta_stream stream, uint64_t to,
+                          uint64_t from, uint64_t bytes)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_copy, TA_TIER_HOST, bytes, 1);
+    ta_status status = ta_sim_begin(sim, TA_SIM_CALL_copy, us);
+    if (status != TA_OK) return status;
+    if (outside(sim, to) || outside(sim, from)) {
+        ta_sim_violate(sim, "a copy of the allocator's touches memory outside of it");
+        status = TA_INVALID;
+    } else {
+        const ta_sim_node node = {
+            .kind = TA_SIM_COPY, .device = device, .dst = to, .src = from, .size = bytes};
+        status = queue_bytes(sim, stream, node);
+    }
+    ta_sim_end(sim);
+    return status;
+}
+
 static ta_status sim_device_wait(void *self, int device)
 {
     ta_sim *sim = self;
@@ -388,6 +427,8 @@ void ta_sim_stream_table(ta_driver *driver)
 {
     driver->is_capturing = sim_is_capturing;
     driver->device_wait = sim_device_wait;
+    driver->copy_stream = sim_copy_stream;
+    driver->copy = sim_copy;
     ta_sim_event_table(driver);
 }
 

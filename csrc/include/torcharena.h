@@ -43,7 +43,8 @@ typedef enum ta_status {
     TA_GONE = 6,           /* the driver has shut down: the process is exiting */
     TA_DRIVER = 7,         /* the driver failed otherwise */
     TA_NO_HOST_MEMORY = 8, /* malloc failed */
-    TA_BUSY = 9            /* in use already */
+    TA_BUSY = 9,           /* in use already */
+    TA_ASLEEP = 10         /* a region sleeps: it must be woken first */
 } ta_status;
 
 TA_API const char *ta_status_text(ta_status status);
@@ -115,7 +116,10 @@ typedef struct ta_oom {
     uint64_t idle;           /* bytes of our idle pages that could not be taken */
     uint64_t idle_in_graphs; /* of those: held by CUDA graph pools */
     uint64_t partly_used; /* free bytes in pages that also hold live or pending blocks */
-    uint64_t largest[8];  /* sizes of the largest live blocks, falling; 0 ends */
+    uint64_t spilled;     /* bytes on the host */
+    uint64_t host_budget, host_held; /* the process's; 0: spill is off */
+    bool can_spill;                  /* the device could, on or off */
+    uint64_t largest[8]; /* sizes of the largest live blocks, falling; 0 ends */
     ta_stream largest_stream[8];
     bool largest_pooled[8]; /* it belongs to a graph pool */
     ta_refusal refusal;     /* the cap that the request failed at */
@@ -263,6 +267,92 @@ typedef struct ta_share_row { /* a process's */
 TA_API ta_status ta_share_read(const char *directory, const char *gpu, ta_share_row *rows,
                                size_t capacity, size_t *count, char why[TA_SHARE_WHY]);
 
+/* --- host memory: spill ------------------------------------------------------------------ */
+/* Where bytes on the device are lacking, pages of host memory take their place under the same
+ * addresses: pinned once, kept for the next time, and counted to the byte. */
+typedef struct ta_spill_config {
+    uint64_t host_bytes; /* the most that the process pins, of all devices; 0: none */
+    bool net; /* ta_alloc puts a new block on the host where nothing else is left */
+} ta_spill_config;
+/* From now on. What is pinned beyond a lowered budget is given back as far as it is unused;
+ * the rest when it is. NULL: off. TA_UNSUPPORTED where the driver cannot. */
+TA_API ta_status ta_set_spill(ta_allocator *allocator, const ta_spill_config *config);
+/* Gives pinned pages that hold nothing back to the machine. */
+TA_API ta_status ta_host_trim(ta_allocator *allocator, uint64_t *released);
+
+typedef struct ta_step_info {
+    uint64_t brought_back;  /* bytes of live pages that came to the device */
+    uint64_t still_on_host; /* bytes of live pages for which there was no room */
+    double us, copy_us;     /* the call's time; of it, waiting for copies */
+} ta_step_info;
+/* A step's mark. Live pages on the host come back where the device has room, after all of the
+ * device's work; the caller promises that no other thread launches any meanwhile. Without
+ * such pages it does nothing, and makes no driver call. TA_BUSY while a capture is open, which
+ * a wait would break: nothing moves. A failure leaves every byte where it can be read, and
+ * the next mark tries again. Device -1: all. `info` may be NULL. */
+TA_API ta_status ta_step(ta_allocator *allocator, int device, ta_step_info *info);
+
+/* Regions. What is allocated in one has arenas of its own, with pages of its own size, so it
+ * can sleep: its bytes go to the host, or are dropped, and come back at the same addresses. */
+typedef uint32_t ta_region_id; /* 0: none */
+#define TA_REGIONS 64          /* names, at most */
+#define TA_REGION_TEXT 64
+#define TA_REGION_PAGE ((uint64_t)32 << 20)
+typedef enum ta_where { TA_ON_DEVICE = 0, TA_ON_HOST = 1 } ta_where;
+typedef struct ta_region_config {
+    uint64_t
+        page_bytes;  /* a power of two, at least the device's page; 0: TA_REGION_PAGE */
+    ta_where home;   /* TA_ON_HOST: its blocks are in host memory from birth on */
+    bool touch_host; /* asleep, its addresses reach the host: slow, but right */
+} ta_region_config;
+/* The region of that name, made if there is none. `config` may be NULL. TA_INVALID where the
+ * name is taken with another config, is too long, or there are too many. */
+TA_API ta_status ta_region_open(ta_allocator *allocator, const char *name,
+                                const ta_region_config *config, ta_region_id *id);
+/* This thread's allocations belong to the region from now on; *before is what held, for the
+ * way back. The thread that enters one while none leads, leads until it is in none again:
+ * threads in no region of their own, autograd's above all, allocate in the leader's. One at
+ * home on the host is entered for a tensor at a time: nobody follows there. A graph pool that
+ * is open goes before. */
+TA_API ta_status ta_region_enter(ta_allocator *allocator, ta_region_id id,
+                                 ta_region_id *before);
+
+#define TA_SLEEP_WHY 256
+typedef struct ta_sleep_info {
+    uint64_t copied;            /* bytes moved between device and host */
+    uint64_t dropped;           /* bytes whose contents were given up */
+    uint64_t device;            /* bytes of device memory given back, or taken */
+    uint64_t pinned;            /* bytes of host memory that had to be pinned first */
+    double us, pin_us, copy_us; /* the call's time; pinning; waiting for copies */
+    char why[TA_SLEEP_WHY];     /* of a refusal */
+} ta_sleep_info;
+/* All of the region's memory, on all devices, leaves them; with `keep` its bytes go to the
+ * host, else they are undefined after waking. After all work of its devices: the caller
+ * promises that no other thread launches any meanwhile. Blocks can be freed while it sleeps;
+ * allocating in it is TA_ASLEEP. Refused, with nothing changed and the reason in `why`:
+ * TA_BUSY during a capture and while blocks of it are freed but still in use;
+ * TA_OUT_OF_MEMORY beyond the host's budget, TA_NO_HOST_MEMORY where the machine has no more.
+ * A region that sleeps already is TA_OK. `info` may be NULL. */
+TA_API ta_status ta_region_sleep(ta_allocator *allocator, ta_region_id id, bool keep,
+                                 ta_sleep_info *info);
+/* Everything back at the same addresses. TA_OUT_OF_MEMORY: all of it still sleeps. Captured
+ * graphs may be replayed right after. */
+TA_API ta_status ta_region_wake(ta_allocator *allocator, ta_region_id id,
+                                ta_sleep_info *info);
+typedef struct ta_region_info {
+    char name[TA_REGION_TEXT];
+    ta_region_config config; /* page_bytes: as it is */
+    bool asleep;
+    uint64_t blocks, allocated;     /* live ones, on all devices */
+    uint64_t device, host, dropped; /* bytes of pages there; dropped: nowhere */
+} ta_region_info;
+/* TA_INVALID for an id that no region has: ids go up from 1. */
+TA_API ta_status ta_region_get(ta_allocator *allocator, ta_region_id id,
+                               ta_region_info *info);
+/* The region that holds the address (0: none does), and whether it sleeps. */
+TA_API ta_status ta_region_of(ta_allocator *allocator, const void *ptr, ta_region_id *id,
+                              bool *asleep);
+
 /* --- numbers ------------------------------------------------------------------------- */
 typedef struct ta_gauge {
     uint64_t current, peak, increased, decreased; /* current = increased - decreased */
@@ -305,6 +395,15 @@ typedef struct ta_stats {
     uint64_t arenas, streams;
     uint64_t pool_arenas; /* of the arenas: those of graph pools */
     uint64_t holes[3];    /* free pieces between blocks, by kind, with or without pages */
+    /* Host memory:  reserved + spilled + dropped = active + idle + partly_used. */
+    ta_gauge host;    /* bytes pinned for this device, in use or kept */
+    ta_gauge spilled; /* of them, those of pages with blocks on them */
+    ta_gauge dropped; /* bytes of pages of sleeping regions that were not kept */
+    uint64_t spill_allocs,
+        spill_bytes;             /* requests that went to the host, for want of room */
+    uint64_t to_host, to_device; /* bytes copied */
+    double spill_wait_us;        /* waiting for the copies */
+    uint64_t host_budget, host_held; /* the process's, of all devices */
 } ta_stats;
 /* TA_INVALID for a device never used: *stats is then all zero, limits included. */
 TA_API ta_status ta_get_stats(ta_allocator *allocator, int device, ta_stats *stats);
@@ -329,6 +428,9 @@ typedef struct ta_segment_info { /* a run of mapped pages */
     ta_pool_id pool; /* 0,0: none */
     uint64_t addr, size, allocated, active, requested;
     uint64_t page_bytes;
+    ta_region_id region; /* 0: none */
+    uint64_t on_host;    /* of `size`: bytes of pages on the host */
+    uint64_t away;       /* of `size`: bytes that sleep, where nothing is mapped */
 } ta_segment_info;
 typedef struct ta_block_info {
     uint64_t addr, size, requested; /* free: requested 0 */

@@ -32,6 +32,9 @@ PyObject *ta_bytes_or_none(uint64_t bytes);
 const char *ta_source_name(int source);
 bool ta_source_of(const char *name, ta_limit_source *source);
 
+/* Leaves a message, once, where memory on the host has come to be used. */
+void ta_py_notice_spill(void);
+
 /* What the other files define; the method table is in module.c. */
 PyObject *ta_py_hooks(PyObject *self, PyObject *args);
 PyObject *ta_py_library_path(PyObject *self, PyObject *args);
@@ -71,6 +74,9 @@ PyObject *ta_py_usage_enter(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_between(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_step(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_backward_ends(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_due(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_told(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_look(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_phases(PyObject *self, PyObject *args);
@@ -87,6 +93,17 @@ PyObject *ta_py_place_end(PyObject *self, PyObject *args);
 PyObject *ta_py_place_now(PyObject *self, PyObject *args);
 PyObject *ta_py_place_runs(PyObject *self, PyObject *args);
 PyObject *ta_py_place_over(PyObject *self, PyObject *args);
+PyObject *ta_py_set_spill(PyObject *self, PyObject *args);
+PyObject *ta_py_host_memory(PyObject *self, PyObject *args);
+PyObject *ta_py_host_trim(PyObject *self, PyObject *args);
+PyObject *ta_py_step(PyObject *self, PyObject *args);
+PyObject *ta_py_room(PyObject *self, PyObject *args);
+PyObject *ta_py_region_open(PyObject *self, PyObject *args);
+PyObject *ta_py_region_enter(PyObject *self, PyObject *args);
+PyObject *ta_py_region_sleep(PyObject *self, PyObject *args);
+PyObject *ta_py_region_wake(PyObject *self, PyObject *args);
+PyObject *ta_py_region_get(PyObject *self, PyObject *args);
+PyObject *ta_py_region_of(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
 

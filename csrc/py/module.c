@@ -45,6 +45,20 @@ static PyMethodDef methods[] = {
     SOME(ledger_heed, "ledger_heed(device) -> int: bytes given back"),
     SOME(ledger_state, "ledger_state(device) -> dict"),
     SOME(ledger_read, "ledger_read(directory, uuid) -> list of dicts, one a process"),
+    /* spill.c */
+    SOME(set_spill, "set_spill(host_bytes | None, net=True)"),
+    NONE(host_memory, "host_memory() -> int | None: bytes that could still be pinned"),
+    NONE(host_trim, "host_trim() -> int: bytes of pinned memory given back"),
+    SOME(step, "step(device=-1) -> dict: a step's mark"),
+    SOME(
+        room,
+        "room(device) -> (allocated, its highest since, reserved less idle, cap | None)"),
+    SOME(region_open, "region_open(name, page_bytes, on_host, touch_host) -> int"),
+    SOME(region_enter, "region_enter(id) -> int: what this thread was in"),
+    SOME(region_sleep, "region_sleep(id, keep) -> dict"),
+    SOME(region_wake, "region_wake(id) -> dict"),
+    SOME(region_get, "region_get(id) -> dict | None"),
+    SOME(region_of, "region_of(address) -> (id, asleep)"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
     /* usage.c */
@@ -54,6 +68,10 @@ static PyMethodDef methods[] = {
     SOME(usage_leave, "usage_leave(bytes)"),
     SOME(usage_between, "usage_between(name | None): the phase outside all phases"),
     NONE(usage_step, "usage_step(): a step of the program ends"),
+    SOME(usage_backward_ends,
+         "usage_backward_ends(bytes) -> bool: whether all is to be told instead"),
+    NONE(usage_due, "usage_due() -> bool: whether all categories are to be told"),
+    NONE(usage_told, "usage_told(): all categories were"),
     SOME(usage_unused, "usage_unused(bytes): of graphs that will not run backward"),
     SOME(usage_set_category,
          "usage_set_category(device, addresses, category) -> int: blocks found"),

@@ -65,8 +65,12 @@ static bool put_stats(PyObject *dict, const ta_stats *s)
 #define COUNT(name) ta_put_u64(dict, #name, s->name)
     return KINDS(allocations) && KINDS(allocated) && KINDS(requested) &&
            KINDS(active_blocks) && KINDS(active) && KINDS(mapped) && GAUGE(reserved) &&
-           GAUGE(pages) && GAUGE(pending) && GAUGE(addresses) && COUNT(idle) &&
-           COUNT(partly_used) && COUNT(largest_idle_partly_used) &&
+           GAUGE(host) && GAUGE(spilled) && GAUGE(dropped) && COUNT(spill_allocs) &&
+           COUNT(spill_bytes) && COUNT(to_host) && COUNT(to_device) &&
+           ta_put(dict, "spill_wait_us", PyFloat_FromDouble(s->spill_wait_us)) &&
+           COUNT(host_budget) && COUNT(host_held) && GAUGE(pages) && GAUGE(pending) &&
+           GAUGE(addresses) && COUNT(idle) && COUNT(partly_used) &&
+           COUNT(largest_idle_partly_used) &&
            ta_put(dict, "limit", ta_bytes_or_none(s->limit)) &&
            ta_put(dict, "limit_source",
                   PyUnicode_FromString(ta_source_name(s->limit_source))) &&

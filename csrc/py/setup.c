@@ -191,6 +191,7 @@ PyObject *ta_py_messages(PyObject *self, PyObject *args)
     (void)args;
     PyObject *list = PyList_New(0);
     char text[512];
+    ta_py_notice_spill();
     while (list != NULL && ta_next_message(text, sizeof text) >= 0) {
         PyObject *message =
             PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");

@@ -82,13 +82,15 @@ static PyObject *block_object(const ta_block_info *b)
 static PyObject *segment_object(const ta_segment_info *s, PyObject *blocks)
 {
     return Py_BuildValue(
-        "{s:i,s:K,s:O,s:(KK),s:K,s:K,s:K,s:K,s:K,s:K,s:O}", "device", s->device, "stream",
-        (unsigned long long)(uintptr_t)s->stream, "small", s->small ? Py_True : Py_False,
-        "pool", (unsigned long long)s->pool.a, (unsigned long long)s->pool.b, "address",
-        (unsigned long long)s->addr, "size", (unsigned long long)s->size, "allocated",
-        (unsigned long long)s->allocated, "active", (unsigned long long)s->active,
-        "requested", (unsigned long long)s->requested, "page_bytes",
-        (unsigned long long)s->page_bytes, "blocks", blocks);
+        "{s:i,s:K,s:O,s:(KK),s:K,s:K,s:K,s:K,s:K,s:K,s:I,s:K,s:K,s:O}", "device",
+        s->device, "stream", (unsigned long long)(uintptr_t)s->stream, "small",
+        s->small ? Py_True : Py_False, "pool", (unsigned long long)s->pool.a,
+        (unsigned long long)s->pool.b, "address", (unsigned long long)s->addr, "size",
+        (unsigned long long)s->size, "allocated", (unsigned long long)s->allocated,
+        "active", (unsigned long long)s->active, "requested",
+        (unsigned long long)s->requested, "page_bytes", (unsigned long long)s->page_bytes,
+        "region", (unsigned int)s->region, "on_host", (unsigned long long)s->on_host,
+        "away", (unsigned long long)s->away, "blocks", blocks);
 }
 
 static PyObject *blocks_of(const copied *c, size_t segment)

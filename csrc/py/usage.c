@@ -55,18 +55,25 @@ PyObject *ta_py_usage_enter(PyObject *self, PyObject *args)
     return PyBytes_FromStringAndSize((const char *)&span, sizeof span);
 }
 
+/* False with an exception for what usage_enter did not give. */
+static bool span_of(PyObject *args, const char *format, ta_usage_span *span)
+{
+    const char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (!PyArg_ParseTuple(args, format, &bytes, &length)) return false;
+    if (usage == NULL || length != (Py_ssize_t)sizeof *span) {
+        PyErr_SetString(PyExc_ValueError, "a span that usage_enter did not give");
+        return false;
+    }
+    memcpy(span, bytes, sizeof *span);
+    return true;
+}
+
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args)
 {
     (void)self;
-    const char *bytes = NULL;
-    Py_ssize_t length = 0;
     ta_usage_span span;
-    if (!PyArg_ParseTuple(args, "y#:usage_leave", &bytes, &length)) return NULL;
-    if (usage == NULL || length != (Py_ssize_t)sizeof span) {
-        PyErr_SetString(PyExc_ValueError, "usage_leave: not what usage_enter gave");
-        return NULL;
-    }
-    memcpy(&span, bytes, sizeof span);
+    if (!span_of(args, "y#:usage_leave", &span)) return NULL;
     ta_usage_leave(usage, &span);
     Py_RETURN_NONE;
 }
@@ -87,6 +94,30 @@ PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
     (void)args;
     if (needed() == NULL) return NULL;
     ta_usage_step(usage);
+    Py_RETURN_NONE;
+}
+
+/* usage_backward_ends(bytes of usage_enter) -> bool */
+PyObject *ta_py_usage_backward_ends(PyObject *self, PyObject *args)
+{
+    (void)self;
+    ta_usage_span span;
+    if (!span_of(args, "y#:usage_backward_ends", &span)) return NULL;
+    return PyBool_FromLong(ta_usage_backward_ends(usage, &span));
+}
+
+PyObject *ta_py_usage_due(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(usage != NULL && ta_usage_due(usage));
+}
+
+PyObject *ta_py_usage_told(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    if (usage != NULL) ta_usage_told(usage);
     Py_RETURN_NONE;
 }
 
@@ -211,11 +242,12 @@ static PyObject *phase_object(const ta_usage_phase *p)
         PyUnicode_DecodeUTF8(p->name, (Py_ssize_t)strlen(p->name), "replace");
     if (name == NULL) return NULL;
     return Py_BuildValue(
-        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:O}", "name", name, "around",
-        (unsigned int)p->around, "entries", (unsigned long long)p->entries, "us", p->us,
-        "allocs", (unsigned long long)p->allocs, "bytes", (unsigned long long)p->bytes,
-        "live", (unsigned long long)p->live, "peak", (unsigned long long)p->peak, "kept",
-        (unsigned long long)p->kept, "page_moves", (unsigned long long)p->page_moves,
+        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:O}", "name", name,
+        "around", (unsigned int)p->around, "entries", (unsigned long long)p->entries,
+        "us", p->us, "allocs", (unsigned long long)p->allocs, "bytes",
+        (unsigned long long)p->bytes, "live", (unsigned long long)p->live, "peak",
+        (unsigned long long)p->peak, "kept", (unsigned long long)p->kept, "page_moves",
+        (unsigned long long)p->page_moves, "spilled", (unsigned long long)p->spilled,
         "waits", (unsigned long long)p->waits, "wait_us", p->wait_us, "activations",
         p->activations ? Py_True : Py_False);
 }

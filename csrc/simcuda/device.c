@@ -77,9 +77,11 @@ int ta_sc_attribute(int *value, int attribute, int device)
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_ECC_ENABLED:
         v = 1;
+        break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+        v = ta_sc_machine_get() && ta_sc_machine_get()->host_pages;
         break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
         v = 0x19 + device;

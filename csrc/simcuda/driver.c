@@ -320,7 +320,7 @@ TA_EXPORT int cuMemcpy(devptr dst, devptr src, size_t size)
 }
 TA_EXPORT int cuMemcpyAsync(devptr dst, devptr src, size_t size, ta_stream s)
 {
-    return ta_sc_copy(P(dst), P(src), size, s, false);
+    return ta_sc_copy_whole(P(dst), P(src), size, s);
 }
 TA_EXPORT int cuMemcpyHtoD_v2(devptr dst, const void *src, size_t size)
 {

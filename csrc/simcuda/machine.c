@@ -2,7 +2,8 @@
  *
  * Everything in simcuda starts from ta_sc_machine_get. Made at the first call, from the
  * environment: TORCHARENA_SIM_GPU (a card of cards.c or a size; h200), TORCHARENA_SIM_DEVICES
- * (1), TORCHARENA_SIM_DIR (private), TORCHARENA_SIM_SEED (0). CUDA_VISIBLE_DEVICES lowers the
+ * (1), TORCHARENA_SIM_DIR (private), TORCHARENA_SIM_SEED (0), TORCHARENA_SIM_HOST (bytes that
+ * can be pinned by pages; 1 TiB; 0: no pages on the host). CUDA_VISIBLE_DEVICES lowers the
  * count. It is never torn down: frees may come from destructors at exit. Thread-safe. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,6 +68,7 @@ static void make(void)
     const char *gpu = getenv("TORCHARENA_SIM_GPU");
     const char *number = getenv("TORCHARENA_SIM_DEVICES");
     const char *seed = getenv("TORCHARENA_SIM_SEED");
+    const char *host = getenv("TORCHARENA_SIM_HOST");
     if (!gpu || !*gpu) gpu = "h200";
     if (!ta_sc_find_card(gpu, &machine.card)) {
         fprintf(
@@ -88,6 +90,8 @@ static void make(void)
         .context_bytes = (uint64_t)machine.card.context_mib << 20,
         .seed = seed ? strtoull(seed, NULL, 10) : 0,
         .dir = getenv("TORCHARENA_SIM_DIR"),
+        .host_memory = host ? strtoull(host, NULL, 10) : 0,
+        .no_host_pages = host && strtoull(host, NULL, 10) == 0,
     };
     if (config.dir && !*config.dir) config.dir = NULL;
     ta_status status = ta_sim_create(&config, &machine.sim);
@@ -98,6 +102,7 @@ static void make(void)
     }
     machine.driver = ta_sim_driver(machine.sim);
     machine.devices = visible(devices);
+    machine.host_pages = !config.no_host_pages;
     machine.runtime_version = ta_sc_runtime_version();
     machine.driver_version =
         machine.runtime_version > 13000 ? machine.runtime_version : 13000;
@@ -139,6 +144,7 @@ int ta_sc_status(ta_status status)
         return TA_CU_NO_MEMORY;
     case TA_DRIVER:
     case TA_BUSY:
+    case TA_ASLEEP:
         break;
     }
     return TA_CU_UNKNOWN;

@@ -264,6 +264,15 @@ int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool w
     return result;
 }
 
+int ta_sc_copy_whole(void *dst, const void *src, size_t size, ta_stream stream)
+{
+    const size_t before = skip_above;
+    skip_above = SIZE_MAX;
+    int result = ta_sc_copy(dst, src, size, stream, false);
+    skip_above = before;
+    return result;
+}
+
 int ta_sc_copy_2d(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                   size_t width, size_t height, ta_stream stream, bool wait)
 {

@@ -60,6 +60,7 @@ typedef struct ta_sc_machine {
     ta_sim *sim;
     const ta_driver *driver;
     int devices;
+    bool host_pages; /* VMM makes pages of host memory */
     ta_sc_card card;
     int runtime_version, driver_version; /* 13000 is CUDA 13.0 */
 } ta_sc_machine;
@@ -141,6 +142,8 @@ int ta_sc_mem_info(int device, size_t *free_bytes, size_t *total);
 int ta_sc_copy(void *dst, const void *src, size_t size, ta_stream stream, bool wait);
 int ta_sc_copy_2d(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                   size_t width, size_t height, ta_stream stream, bool wait);
+/* The same, and of whatever size the bytes are copied: the allocator moves its pages. */
+int ta_sc_copy_whole(void *dst, const void *src, size_t size, ta_stream stream);
 /* `unit` 1, 2 or 4 bytes of value, `count` of them. */
 int ta_sc_fill(void *dst, unsigned value, int unit, size_t count, ta_stream stream,
                bool wait);

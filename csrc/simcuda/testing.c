@@ -90,6 +90,19 @@ TA_EXPORT uint64_t ta_simcuda_used(int device, int all)
     const ta_sc_machine *m = ta_sc_machine_get();
     return m && ta_sc_context_of(device) ? ta_sim_used(m->sim, device, all != 0) : 0;
 }
+/* Bytes of the host that pages have pinned. */
+TA_EXPORT uint64_t ta_simcuda_pinned(void)
+{
+    const ta_sc_machine *m = ta_sc_machine_get();
+    return m ? ta_sim_pinned(m->sim) : 0;
+}
+/* For csrc/driver/cuda.c: the simulated machine's host memory, not that of this one. */
+TA_EXPORT int ta_simcuda_host_memory(uint64_t *bytes)
+{
+    const ta_sc_machine *m = ta_sc_machine_get();
+    if (!m) return TA_GONE;
+    return (int)m->driver->host_memory(m->driver->self, bytes);
+}
 /* Queues work on known bytes; us below 0: a random while. */
 TA_EXPORT int ta_simcuda_touch(int device, void *stream, uint64_t addr, uint64_t size,
                                int write, double us)

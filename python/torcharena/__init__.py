@@ -15,15 +15,20 @@ from .installing import enable
 from .limits_table import Limit, Limits, limits
 from .phases import phase
 from .recording import Recording, mark, record
+from .regions import region, sleep, wake_up
+from .spilling import empty_cache, step
 from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .auto_offloading import AutoOffload, auto_offload
     from .batch_sizes import BatchSize
     from .batches import find_batch_size
     from .integrations.figures import tqdm_postfix
     from .lines import stacks
     from .notebook import Watch, watch
+    from .offload_optimizers import offload_optimizer, onload_optimizer
+    from .offload_saved import offload_activations
     from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import is_rehearsal, rehearse
     from .reporting import Report, report
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoOffload",
     "BatchSize",
     "Limit",
     "Limits",
@@ -43,7 +49,9 @@ __all__ = [
     "Tracking",
     "Watch",
     "__version__",
+    "auto_offload",
     "device_memory",
+    "empty_cache",
     "enable",
     "enabled",
     "find_batch_size",
@@ -55,17 +63,24 @@ __all__ = [
     "mark",
     "memory_stats",
     "memory_summary",
+    "offload_activations",
+    "offload_optimizer",
     "on_oom",
+    "onload_optimizer",
     "phase",
     "record",
+    "region",
     "rehearse",
     "report",
     "set_limit",
+    "sleep",
     "snapshot",
     "stacks",
+    "step",
     "timeline",
     "tqdm_postfix",
     "track",
+    "wake_up",
     "watch",
 ]
 
@@ -76,11 +91,16 @@ _LATE = {
     "Timeline": "timelines",
     "Tracking": "tracking",
     "Watch": "notebook",
+    "auto_offload": "auto_offloading",
+    "AutoOffload": "auto_offloading",
     "find_batch_size": "batches",
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",
     "is_rehearsal": "rehearsal.api",
+    "offload_activations": "offload_saved",
+    "offload_optimizer": "offload_optimizers",
     "on_oom": "out_of_memory",
+    "onload_optimizer": "offload_optimizers",
     "rehearse": "rehearsal.api",
     "report": "reporting",
     "snapshot": "snapshots",

@@ -67,6 +67,16 @@ class Stats(TypedDict):
     pool_arenas: int  # of the arenas: those of graph pools
     mapped: Kinds
     holes: tuple[int, int, int]  # free pieces: all, small, large
+    host: Gauge  # bytes pinned for the device
+    spilled: Gauge  # of them, those of pages with blocks on them
+    dropped: Gauge
+    spill_allocs: int
+    spill_bytes: int
+    to_host: int
+    to_device: int
+    spill_wait_us: float
+    host_budget: int  # of the process
+    host_held: int
 
 Mode = Literal["observe", "enforce"]
 
@@ -125,7 +135,42 @@ class Segment(TypedDict):
     active: int
     requested: int
     page_bytes: int
+    region: int  # 0: none
+    on_host: int  # of size
+    away: int  # of size: asleep, nothing is mapped there
     blocks: list[Block]
+
+class Step(TypedDict):
+    status: int  # ta_status
+    text: str  # of the status
+    brought_back: int
+    still_on_host: int
+    us: float
+    copy_us: float
+
+class Moved(TypedDict):
+    status: int
+    text: str
+    why: str  # of a refusal
+    copied: int
+    dropped: int
+    device: int  # bytes of device memory given back, or taken
+    pinned: int  # bytes that had to be pinned first
+    us: float
+    pin_us: float
+    copy_us: float
+
+class Region(TypedDict):
+    name: str
+    page_bytes: int
+    on_host: bool  # from birth on
+    touch_host: bool
+    asleep: bool
+    blocks: int
+    allocated: int
+    device: int
+    host: int
+    dropped: int
 
 class Event(TypedDict):
     kind: Literal[
@@ -168,6 +213,7 @@ class Phase(TypedDict):
     peak: int
     kept: int
     page_moves: int
+    spilled: int
     waits: int
     wait_us: float
     activations: bool  # what blocks of it are that no category was told of; else other
@@ -211,6 +257,34 @@ def driver_problem() -> str | None:
 
 def messages() -> list[str]:
     """What C code has had to say since the last call."""
+
+# --- host memory and regions ---------------------------------------------------------------
+def set_spill(host_bytes: int | None, net: bool = True, /) -> None:
+    """So many bytes may be pinned, None: spill is off. ``net``: a block for which there is no
+    room is put there. Raises Error where the driver cannot."""
+
+def host_memory() -> int | None:
+    """Bytes that the machine, and the job's control group, could still give; None: unknown."""
+
+def host_trim() -> int:
+    """Gives pinned memory back that holds nothing; the bytes of it."""
+
+def step(device: int = -1, /) -> Step: ...
+def room(device: int, /) -> tuple[int, int, int, int | None]:
+    """Bytes in live blocks, their highest since the call before, bytes reserved less those of idle pages, the cap."""
+
+def region_open(name: str, page_bytes: int, on_host: bool, touch_host: bool, /) -> int:
+    """The region's number; page_bytes 0: the default. Raises Error where it is there with
+    other settings, and where there are too many."""
+
+def region_enter(id: int, /) -> int:
+    """This thread allocates in it; what held before. 0: in none."""
+
+def region_sleep(id: int, keep: bool, /) -> Moved: ...
+def region_wake(id: int, /) -> Moved: ...
+def region_get(id: int, /) -> Region | None: ...
+def region_of(address: int, /) -> tuple[int, bool]:
+    """The region that holds the address, 0: none; and whether it sleeps."""
 
 # --- numbers -----------------------------------------------------------------------------
 def set_limit(device: int, source: str, bytes: int | None, /) -> None:
@@ -281,6 +355,15 @@ def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
 def usage_step() -> None: ...
+def usage_backward_ends(span: bytes, /) -> bool:
+    """What the phase left is taken to be gradients; True: it is not, tell all instead."""
+
+def usage_due() -> bool:
+    """Whether a peak is newer than `usage_told`."""
+
+def usage_told() -> None:
+    """All categories were told: a guess that was not confirmed is none."""
+
 def usage_unused(bytes: int, /) -> None:
     """Bytes of autograd graphs that will not run backward, for the text of refusals."""
 

@@ -42,16 +42,16 @@ class _Refusal(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["rehearse"]:  # it has options of its own
-        from . import rehearsal
-
-        return int(rehearsal.main(arguments[1:]) or 0)
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 2
     try:
+        if arguments[:1] == ["rehearse"]:  # it has options of its own
+            from . import rehearsal
+
+            return int(rehearsal.main(arguments[1:]) or 0)
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return 2
         return int(options.command(options))
     except (_Refusal, ImportError) as error:
         print(f"torcharena: {error}", file=sys.stderr)
@@ -77,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run an unmodified script on the arena")
     run.add_argument(
         "--limit", type=_size, metavar="SIZE", default=_UNSAID, help="cap on each device"
+    )
+    run.add_argument(
+        "--spill",
+        type=_size,
+        metavar="SIZE",
+        help="host memory that may be used, as 64GiB",
     )
     run.add_argument("--record", metavar="FILE", help="write a trace of every allocation")
     run.add_argument("--strict", action="store_true", help="a clamped cap is an error")
@@ -154,6 +160,8 @@ def _run(options: argparse.Namespace) -> int:
     environment.setdefault("TORCHARENA_LOG", "info")
     if options.limit is not _UNSAID:
         environment["TORCHARENA_LIMIT"] = _in_words(options.limit)
+    if options.spill is not None:
+        environment["TORCHARENA_SPILL"] = _in_words(options.spill)
     for name in ("strict", "fallback"):
         if getattr(options, name):
             environment[f"TORCHARENA_{name.upper()}"] = "1"

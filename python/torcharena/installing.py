@@ -17,7 +17,7 @@ import signal
 import warnings
 from typing import Any
 
-from . import caps, conf, limits_admin, limits_live, settings, sizes, state
+from . import caps, conf, limits_admin, limits_live, settings, sizes, spilling, state
 from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node, warn
 from .state import SizeLike, cuda_is_initialized, enabled
 
@@ -59,16 +59,15 @@ def enable(
     page: bytes of a page, a multiple of 2 MiB; None: 4 MiB.
     slack: reserved over live peak at which idle pages are reused before new ones are made,
         1.0 or more. Less holds less memory and moves more pages; None: 1.02.
-    spill: not in this version.
+    spill: host memory that the process may pin, ``"64GiB"``, where the cap leaves no room:
+        a block for which there is none is put there instead of failing, slow but right, and
+        what `sleep`, `offload_optimizer` and `offload_activations` send away goes there; None:
+        none. See docs/spill.md.
 
     What is left out comes from the environment (see `settings`). A second call with the
     same arguments does nothing. Raises ValueError for a value that makes no sense, and
     RuntimeError, saying what to do, where CUDA is already in use, where the arena is
     enabled with other arguments, or where torch or the driver cannot."""
-    if spill is not None:
-        raise NotImplementedError(
-            f"spill={spill!r}: this version has no spilling to host memory; leave it out"
-        )
     asked = {
         "limit": sizes.parse(limit, name="limit"),
         "fallback": fallback,
@@ -76,6 +75,7 @@ def enable(
         "record": None if record is None else os.fspath(record),
         "page": settings.page_bytes(sizes.parse(page, name="page")) or None,
         "slack": settings.slack_ratio(slack) or None,
+        "spill": settings.spill_bytes(sizes.parse(spill, name="spill")),
     }
     with state.lock:
         _enable(asked, settings.from_environment())
@@ -100,7 +100,9 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     conf.check(os.environ)
     library = core()
     if asked is not None:
-        _refuse_unfit(_probed(library), bool(merged["fallback"]))
+        found = _probed(library)
+        _refuse_unfit(found, bool(merged["fallback"]))
+        spilling.refuse_unfit(found, merged["spill"])
     allocator = _allocator(torch, library)
     admin = limits_admin.begin(merged)
     wanted = state.State(
@@ -109,6 +111,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         page=int(merged["page"]),
         slack=float(merged["slack"]),
         strict=bool(merged["strict"]),
+        spill=merged["spill"],
         asked=asked,
         waiting=state.Waiting(int(merged["page"])),
         admin=admin,
@@ -167,6 +170,17 @@ def _again(asked: dict[str, Any] | None, merged: dict[str, Any]) -> None:
     if merged["strict"]:
         state.current.strict = True
     _put("api", asked["limit"])
+    if asked["spill"] not in (None, now.spill):
+        if now.spill is not None:
+            raise RuntimeError(
+                f"torcharena is enabled with {_spoken(None)} and cannot become "
+                f"{_spoken(asked)}"
+            )
+        library = core()
+        spilling.refuse_unfit(_probed(library), asked["spill"])
+        if library.created():
+            spilling.apply(library, asked["spill"], now.strict)
+        now.spill = asked["spill"]
     if asked["record"] is not None:
         from . import recording
 
@@ -180,11 +194,13 @@ def _spoken(asked: dict[str, Any] | None) -> str:
         return (
             f"the environment's settings (fallback={now.fallback}, "
             f"page={now.page or state.DEFAULT_PAGE}"
+            + (f", spill={sizes.spell(now.spill)!r}" if now.spill else "")
             + (f", slack={now.slack:g})" if now.slack else ")")
         )
+    in_words = asked | {"spill": sizes.spell(asked["spill"])} if asked["spill"] else asked
     said = ", ".join(
         f"{name}={str(value)!r}" if isinstance(value, sizes.Size) else f"{name}={value!r}"
-        for name, value in asked.items()
+        for name, value in in_words.items()
         if value is not None
     )
     return f"enable({said})"
@@ -298,11 +314,14 @@ def _cuda_is_up() -> None:
     CUDA is legal, and each of them needs an allocator of its own."""
     library, now = core(), state.current
     with state.lock:
-        _refuse_unfit(library.probe(0), now.fallback)
+        found = library.probe(0)
+        _refuse_unfit(found, now.fallback)
+        spilling.refuse_unfit(found, now.spill)
         if not library.created():
             # One ratio for both: reused up to it if passed, waited for above it.
             library.create(now.fallback, now.page, now.slack)
             now.waiting.hand_over(library)
+            spilling.apply(library, now.spill, now.strict)
         now.creator, now.cuda_is_up = os.getpid(), True
         try:
             limits_live.hold(library)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
@@ -34,7 +35,10 @@ class on_oom(contextlib.ContextDecorator):
     their memory free; an error of its own is a warning. Raises RuntimeError where the arena is
     not enabled, but in a rehearsal of torch's own allocators."""
 
-    def __init__(self, path: str | None, save: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, save: Callable[[], Any] | None = None
+    ) -> None:
+        path = None if path is None else os.fspath(path)
         if path is not None and not path.endswith((".json", ".html")):
             raise ValueError(f"on_oom({path!r}): a path that ends in .json or .html")
         if save is not None and not callable(save):

@@ -34,7 +34,10 @@ _MEMORY_COLOURS = {
     "freed, a stream still uses it": "#e08a2e",
     "partly used pages": "#c9b458",
     "idle pages": "#d98a5a",
-    "not ours": "#8d939c",
+    "context and libraries": "#a58bc9",
+    "other processes": "#6f7783",
+    "unattributed": "#8d939c",
+    "not ours": "#8d939c",  # in reports of before
 }
 
 
@@ -231,13 +234,15 @@ def _categories(data: dict[str, Any]) -> str:
 def _memory(data: dict[str, Any]) -> str:
     memory = data["now"]["memory"]
     whole = memory.get("device") or memory.get("device in use") or memory["reserved"]
+    away = sum(size for size in memory.values() if size and size < 0)
     pieces = [
-        (name, memory.get(name) or 0, colour) for name, colour in _MEMORY_COLOURS.items()
+        (name, (memory.get(name) or 0) + (away if name == "asked for" else 0), colour)
+        for name, colour in _MEMORY_COLOURS.items()
     ]
     rows = []
     for name, size in memory.items():
         if size is not None:
-            colour = _MEMORY_COLOURS.get(name)
+            colour = _MEMORY_COLOURS.get(name, "none" if size < 0 else None)
             first = _dot(colour) + escape(name) if colour else f"<b>{escape(name)}</b>"
             last = format_size(size) if colour else f"<b>{format_size(size)}</b>"
             rows.append((first, last))
@@ -246,6 +251,7 @@ def _memory(data: dict[str, Any]) -> str:
 
 def _phases(data: dict[str, Any]) -> str:
     rows = []
+    spilled = any(row.get("spilled") for row in data["phases"])
     for row in data["phases"][:200]:
         around, _, name = row["path"].rpartition("/")
         deep = around.count("/") + 1 if around else 0
@@ -262,6 +268,7 @@ def _phases(data: dict[str, Any]) -> str:
                 f"{row['allocations']:,}",
                 f"{row['page_moves']:,}",
                 f"{row['waits']:,}",
+                *([format_size(row.get("spilled", 0))] if spilled else []),
             )
         )
     heads = (
@@ -274,6 +281,7 @@ def _phases(data: dict[str, Any]) -> str:
         "allocations",
         "page moves",
         "waits",
+        *(["spilled"] if spilled else []),
     )
     more = len(data["phases"]) - len(rows)
     note = f'<p class="note">and {more:,} more phases</p>' if more > 0 else ""

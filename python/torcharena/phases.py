@@ -14,7 +14,7 @@ from types import TracebackType
 from .loading import core
 from .state import enabled, when_cuda_is_up
 
-__all__ = ["CATEGORIES", "phase", "start", "watching"]
+__all__ = ["CATEGORIES", "enter", "leave", "phase", "start", "watching"]
 
 # As in csrc/core/usage.h.
 CATEGORIES = (
@@ -26,6 +26,8 @@ CATEGORIES = (
     "buffer",
     "other",
 )
+
+_BYTES = 63  # of a name that the library keeps
 
 
 def watching() -> bool:
@@ -50,6 +52,22 @@ def start() -> None:
         when_cuda_is_up(watching)
 
 
+def enter(name: str) -> bytes | None:
+    """Enters the phase, whose name is valid; the answer is for `leave`. None: nothing is
+    counted in this process."""
+    if not enabled() or core().forked():
+        return None
+    start()
+    span: bytes = core().usage_enter(name)
+    return span
+
+
+def leave(span: bytes | None) -> None:
+    """Leaves what `enter` entered on this thread."""
+    if span is not None:
+        core().usage_leave(span)
+
+
 class phase(contextlib.ContextDecorator):
     """A span of the program by name, for `report`: a context manager, or a decorator.
 
@@ -65,6 +83,12 @@ class phase(contextlib.ContextDecorator):
             raise TypeError(f"phase({name!r}): a name is a str")
         if not name or "\n" in name or "\0" in name or "/" in name:
             raise ValueError(f"phase({name!r}): a name is one line, with no '/' in it")
+        if (
+            not name.isprintable()
+        ):  # a terminal's control sequences, halves of a character
+            raise ValueError(f"phase({name!r}): a name is text that can be printed")
+        if len(name) > _BYTES // 4:  # no half of a character
+            name = name.encode()[:_BYTES].decode(errors="ignore")
         self.name = name
         self._spans: list[bytes | None] = []
 
@@ -72,10 +96,7 @@ class phase(contextlib.ContextDecorator):
         return phase(self.name)
 
     def __enter__(self) -> phase:
-        counted = enabled() and not core().forked()
-        if counted:
-            start()
-        self._spans.append(core().usage_enter(self.name) if counted else None)
+        self._spans.append(enter(self.name))
         return self
 
     def __exit__(
@@ -84,6 +105,4 @@ class phase(contextlib.ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        span = self._spans.pop()
-        if span is not None:
-            core().usage_leave(span)
+        leave(self._spans.pop())

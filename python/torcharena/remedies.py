@@ -40,6 +40,12 @@ def remedies(moment: dict[str, Any], unused: int = 0) -> list[dict[str, Any]]:
             "backward computes them again",
         ),
         (
+            "the optimizer's state in host memory",
+            state,
+            "torcharena.offload_optimizer, with enable(spill=): each step reads and writes it "
+            "over the link",
+        ),
+        (
             "half the batch, two steps accumulated",
             activations // 2,
             "the same gradients from two passes of half the size",

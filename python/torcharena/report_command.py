@@ -41,7 +41,11 @@ def _report(options: argparse.Namespace) -> int:
         if not options.html.endswith(".html"):
             print(f"torcharena: --html {options.html}: ends in .html", file=sys.stderr)
             return 2
-        first.save(options.html)
+        try:
+            first.save(options.html)
+        except OSError as error:
+            print(f"torcharena: {options.html}: {error.strerror}", file=sys.stderr)
+            return 2
     elif second is not None:
         print(first.compare(second), end="")
     elif options.json:

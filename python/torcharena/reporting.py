@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import address_map, lines, modules, phases, timelines, tracking
-from .caps import device_memory
+from .device_rows import device_rows
 from .graphs import rows_of
 from .loading import core
 from .remedies import remedies
@@ -35,15 +35,23 @@ _FEWEST = 4  # of them that a growing group must have left something in
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file whole or not at all. Raises OSError."""
-    whole = Path(path)
-    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-    part.write_bytes(data)
-    os.replace(part, whole)
+    """Writes a file whole or not at all; what is no file, a device or a pipe, as it is.
+    Raises OSError."""
+    whole = Path(path).resolve()  # a link stays one
+    if whole.exists() and not whole.is_file():
+        whole.write_bytes(data)
+        return
+    part = whole.with_name(f"{whole.name[:200]}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        os.replace(part, whole)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 class Report:
-    """A report's numbers: ``data``, as docs/api.md lists them. Bytes and seconds."""
+    """A report's numbers: ``data``, in bytes and seconds, a dictionary as JSON has them."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
@@ -73,7 +81,10 @@ class Report:
         write_whole(path, text.encode())
 
     def compare(self, other: Report) -> str:
-        """A table of what differs from this one to the other."""
+        """A table of what differs from this one to the other. Raises TypeError for what is
+        no report."""
+        if not isinstance(other, Report):
+            raise TypeError(f"compare({type(other).__name__}): another Report")
         return comparison(self.data, other.data)
 
 
@@ -89,7 +100,12 @@ def load(path: str | os.PathLike[str]) -> Report:
         raise ValueError(
             f"{path}: a report of version {data['torcharena_report']}; this is {VERSION}"
         )
-    return Report(data)
+    made = Report(data)
+    try:
+        str(made)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: not a whole report: {error!r}") from None
+    return made
 
 
 def report(device: DeviceLike = None) -> Report:
@@ -99,8 +115,8 @@ def report(device: DeviceLike = None) -> Report:
     needs_enabled("report")
     needs_cuda()
     phases.start()
+    tracking.tell_all()
     for one in tracking.trackings():
-        one.tell()
         one.tell_modules()
     index = device_index(device)
     library = core()
@@ -137,7 +153,7 @@ def report(device: DeviceLike = None) -> Report:
                 "bytes": look["live"],
                 "categories": _sums(held, 1),
                 "phases": _sums(held, 0),
-                "memory": _memory(stats, index),
+                "memory": device_rows(stats, index),
             },
             "reserved_peak": stats["reserved"][1],
             "cap": stats["limit"],
@@ -220,6 +236,7 @@ def _phase_row(named: list[Any], paths: list[str], number: int) -> dict[str, Any
         "allocations": one["allocs"],
         "allocated": one["bytes"],
         "page_moves": one["page_moves"],
+        "spilled": one["spilled"],
         "waits": one["waits"],
         "wait_seconds": one["wait_us"] / 1e6,
     }
@@ -332,29 +349,3 @@ def _most_steps_left(born_and_size: set[tuple[int, int]]) -> int:
     """The size, the larger of two, of which most steps left a block."""
     steps = collections.Counter(size for _, size in born_and_size)
     return max(steps, key=lambda size: (steps[size], size))
-
-
-# --- the device's bytes --------------------------------------------------------------------
-def _memory(stats: Any, index: int) -> dict[str, int | None]:
-    """Rows that add up to what the device has in use."""
-    allocated, requested = stats["allocated"][0][0], stats["requested"][0][0]
-    reserved = stats["reserved"][0]
-    rows: dict[str, int | None] = {
-        "asked for": requested,
-        "rounding": allocated - requested,
-        "freed, a stream still uses it": stats["pending"][0],
-        "partly used pages": stats["partly_used"],
-        "idle pages": stats["idle"],
-        "reserved": reserved,
-        "not ours": None,
-        "device in use": None,
-        "device": None,
-    }
-    try:
-        free, total = device_memory(index)
-    except RuntimeError:  # the driver does not answer, while the numbers are ours
-        return rows
-    rows["device in use"] = total - free
-    rows["not ours"] = total - free - reserved
-    rows["device"] = total
-    return rows

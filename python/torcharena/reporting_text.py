@@ -9,6 +9,8 @@ from .sizes import format_size
 __all__ = ["comparison", "module_title", "table", "unused_graphs"]
 
 MODULES = 15  # rows of the table
+PHASES = 30
+_WIDEST = 36  # of a phase's name
 
 
 def _title(path: str) -> str:
@@ -59,25 +61,46 @@ def table(data: dict[str, Any]) -> str:
 
 
 def _phases(data: dict[str, Any]) -> list[str]:
-    rows = data["phases"]
-    if not rows:
+    every = data["phases"]
+    if not every:
         return []
-    wide = max(16, *(len(_indented(row["path"])) for row in rows)) + 1
+    rows = _most_telling(every)
+    wide = min(_WIDEST, max(16, *(len(_indented(row["path"])) for row in rows))) + 1
+    spilled = any(row.get("spilled") for row in every)
     lines = [
         "",
         f"  {'phase':<{wide}}{'times':>7}{'seconds':>9}{'peak':>12}{'kept':>12}"
-        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}",
+        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}"
+        + (f"{'spilled':>12}" if spilled else ""),
     ]
     for row in rows:
         times = f"{row['entries']:,}" if row["entries"] else ""
         seconds = f"{row['seconds']:.2f}" if row["entries"] else ""
         lines.append(
-            f"  {_indented(row['path']):<{wide}}{times:>7}{seconds:>9}"
+            f"  {_cut(_indented(row['path']), wide - 1):<{wide}}{times:>7}{seconds:>9}"
             f"{format_size(row['peak']):>12}{format_size(row['kept']):>12}"
             f"{format_size(row['allocated']):>12}{row['allocations']:>9,}"
             f"{row['page_moves']:>7,}{row['waits']:>7,}"
+            + (f"{format_size(row.get('spilled', 0)):>12}" if spilled else "")
         )
+    if len(every) > len(rows):
+        lines.append(f"  and {len(every) - len(rows):,} more phases")
     return lines
+
+
+def _most_telling(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Few enough to read, in their order: those with the highest peaks, each with the ones
+    around it."""
+    if len(every) <= PHASES + 1:
+        return every
+    ranked = sorted(every, key=lambda row: (row["peak"], row["seconds"]), reverse=True)
+    shown: set[str] = set()
+    for row in ranked:
+        names = row["path"].split("/")
+        around = {"/".join(names[: i + 1]) for i in range(len(names))}
+        if len(shown | around) <= PHASES:
+            shown |= around
+    return [row for row in every if row["path"] in shown]
 
 
 def module_title(row: dict[str, Any]) -> str:
@@ -110,6 +133,10 @@ def _modules(data: dict[str, Any]) -> list[str]:
         held = sum(row["peak"] for row in rest)
         lines.append(f"  and {len(rest):,} more rows, {format_size(held)} at the peak")
     return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def _end_of(text: str, width: int) -> str:
@@ -215,20 +242,22 @@ def _memory(rows: dict[str, int | None]) -> list[str]:
     lines = ["", "  the device now"]
     for name, size in rows.items():
         if size is not None:
-            sums = name in ("reserved", "device in use", "device")
+            sums = name in ("reserved", "device in use", "device")  # of those above
             lines.append(f"  {'' if sums else '  '}{name:<32}{format_size(size):>14}")
     return lines
 
 
 def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
     """What the second has more or less of than the first."""
-    lines = [f"  {'':<24}{'first':>14}{'second':>14}{'difference':>14}"]
+    names = [*_by_module(one), *_by_module(other), *one["peak"]["phases"]]
+    wide = min(48, max(24, 3 + max(map(len, [*names, *other["peak"]["phases"], ""]))))
+    lines = [f"  {'':<{wide}}{'first':>14}{'second':>14}{'difference':>14}"]
 
     def row(name: str, first: int, second: int) -> None:
         sign = "+" if second > first else "-" if second < first else ""
         by = f"{sign}{format_size(abs(second - first))}" if sign else "same"
         lines.append(
-            f"  {name:<24}{format_size(first):>14}{format_size(second):>14}{by:>14}"
+            f"  {_end_of(name, wide - 1):<{wide}}{format_size(first):>14}{format_size(second):>14}{by:>14}"
         )
 
     row("peak", one["peak"]["bytes"], other["peak"]["bytes"])

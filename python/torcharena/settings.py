@@ -68,6 +68,22 @@ def _size(text: str, name: str) -> sizes.Size | None:
     return sizes.parse(text, in_code=False, name=name)
 
 
+def _spill(text: str, name: str) -> int | None:
+    return spill_bytes(_size(text, name), name)
+
+
+def spill_bytes(value: sizes.Size | None, name: str = "spill") -> int | None:
+    """Bytes of host memory that may be used; None for none, which 0 is too. Raises ValueError
+    for a share."""
+    if value is None:
+        return None
+    if value.bytes is None:
+        raise ValueError(
+            f"{name}={value}: a share of what? Host memory is given in bytes, as 64GiB"
+        )
+    return value.bytes or None
+
+
 def _page(text: str, name: str) -> int:
     return page_bytes(_size(text, name), name)
 
@@ -152,6 +168,14 @@ SETTINGS = (
         "none",
         _size,
         "the cap on each device (16GiB, 80%); the CUDA context comes on top",
+    ),
+    Setting(
+        "spill",
+        "TORCHARENA_SPILL",
+        None,
+        "none",
+        _spill,
+        "host memory that may be pinned where the cap leaves no room (64GiB)",
     ),
     Setting(
         "fallback",

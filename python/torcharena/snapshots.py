@@ -38,8 +38,7 @@ def snapshot(path: str | os.PathLike[str], *, stacks: bool = False) -> None:
         )
     needs_cuda()
     phases.start()
-    for one in tracking.trackings():
-        one.tell()
+    tracking.tell_all()
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of objects, none of them in a cycle
     try:

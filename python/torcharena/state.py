@@ -77,6 +77,7 @@ class State:
     page: int = 0  # bytes; 0: the default
     slack: float = 0.0  # reserved over live peak; 0: the default
     strict: bool = False
+    spill: int | None = None  # bytes of host memory that may be used; None: none
     asked: dict[str, Any] | None = None  # by code; None: the environment alone so far
     waiting: Waiting = field(default_factory=Waiting)
     # Caps that are shares of a device, by source and device (None: all), until it is there.
@@ -151,7 +152,12 @@ def device_index(device: DeviceLike) -> int:
     if isinstance(device, int) and not isinstance(device, bool):
         index = device
     else:
-        named: Any = torch.device(device)
+        try:
+            named: Any = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(
+                f"device={device!r}: an int, or a name such as 'cuda:0'"
+            ) from None
         if named.type != "cuda":
             raise ValueError(f"device={device}: torcharena manages CUDA devices")
         index = device_index(None) if named.index is None else int(named.index)

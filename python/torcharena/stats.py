@@ -3,6 +3,7 @@ waits, driver calls. `memory_stats` for programs, `memory_summary` for people.""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from . import limits_table
@@ -54,6 +55,14 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     found["partly_used_bytes.peak"] = max(
         raw["largest_idle_partly_used"], raw["partly_used"]
     )
+    found["spill_budget_bytes"] = raw["host_budget"] or None
+    for name, key in (("host_bytes", "host"), ("spilled_bytes", "spilled")):
+        found[name], found[f"{name}.peak"] = raw[key][0], raw[key][1]
+    found["dropped_bytes"] = raw["dropped"][0]
+    found["spill_allocations"] = raw["spill_allocs"]
+    found["spill_allocated_bytes"] = raw["spill_bytes"]
+    found["to_host_bytes"], found["to_device_bytes"] = raw["to_host"], raw["to_device"]
+    found["spill_wait_seconds"] = raw["spill_wait_us"] / 1e6
     found["out_of_memory"] = raw["oom_count"]
     found["retries"] = raw["retry_count"]
     found["page_moves"] = raw["page_moves"]
@@ -101,6 +110,7 @@ def memory_summary(device: DeviceLike = None) -> str:
     ratio = _ratio(found["reserved_bytes.peak"], found["requested_bytes.peak"])
     if ratio is not None:
         lines.append(f"  {'highest reserved over asked for':<34}{'':>12}{ratio:>12.3f}")
+    lines += _host_lines(index, found)
     calls = found["driver_calls"]
     kinds = ", ".join(f"{call} {found[f'driver_calls.{call}']:,}" for call in CALLS)
     lines.append("")
@@ -124,6 +134,41 @@ def memory_summary(device: DeviceLike = None) -> str:
             f"{format_size(found['device_bytes'])} free, whoever holds the rest"
         )
     return "\n".join(lines) + "\n"
+
+
+def _host_lines(index: int, found: dict[str, Any]) -> list[str]:
+    """What is on the host, why, and what it cost; nothing where nothing ever was."""
+    budget = found["spill_budget_bytes"]
+    if budget is None and not found["host_bytes.peak"]:
+        return []
+    lines = ["", f"  {'host memory':<34}{'now':>12}{'highest':>12}"]
+    for label, key in (
+        ("pinned for this device", "host_bytes"),
+        ("  of it holding blocks", "spilled_bytes"),
+    ):
+        now, highest = format_size(found[key]), format_size(found[f"{key}.peak"])
+        lines.append(f"  {label:<34}{now:>12}{highest:>12}")
+    if found["dropped_bytes"]:
+        lines.append(
+            f"  {'asleep, contents dropped':<34}{format_size(found['dropped_bytes']):>12}"
+        )
+    if budget is not None:
+        lines.append(f"  {'allowed, for all devices':<34}{format_size(budget):>12}")
+    lines.append(
+        f"  {found['spill_allocations']:,} requests went to the host for want of room, "
+        f"{format_size(found['spill_allocated_bytes'])} in all"
+    )
+    offloading = sys.modules.get("torcharena.offload_saved")
+    if offloading is not None and (text := offloading.line(index)):
+        lines.append(f"  {text}")
+    moved = found["to_host_bytes"] + found["to_device_bytes"]
+    seconds = found["spill_wait_seconds"]
+    rate = f", {moved / seconds / 1e9:.1f} GB/s" if seconds and moved else ""
+    lines.append(
+        f"  moved {format_size(found['to_host_bytes'])} to the host and "
+        f"{format_size(found['to_device_bytes'])} back; waited {seconds:.3f} s for it{rate}"
+    )
+    return lines
 
 
 def _card(index: int) -> tuple[int | None, int | None]:

@@ -64,8 +64,7 @@ def timeline(device: DeviceLike = None) -> Timeline:
     needs_enabled("timeline")
     needs_cuda()
     phases.start()
-    for one in tracking.trackings():
-        one.tell()
+    tracking.tell_all()
     return Timeline(collect(device_index(device)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Card", "cards"]
+__all__ = ["Card", "cards", "processes_of"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,32 @@ def cards() -> tuple[list[Card], str]:
             pynvml.nvmlShutdown()
 
 
+def processes_of(uuid: str) -> dict[int, int]:
+    """Bytes by process id of the GPU or the MIG instance, as torch writes its ``uuid``; empty
+    where nothing is told. Raises ImportError without nvidia-ml-py, or NVML's own error."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except pynvml.NVMLError:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+        return _processes(pynvml, handle)
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _processes(nvml: Any, handle: Any) -> dict[int, int]:
+    processes: dict[int, int] = {}
+    with contextlib.suppress(nvml.NVMLError):
+        for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if one.usedGpuMemory is not None:
+                processes[int(one.pid)] = int(one.usedGpuMemory)
+    return processes
+
+
 def _cards(nvml: Any) -> Iterator[Card]:
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -70,18 +96,13 @@ def _card(nvml: Any, handle: Any, index: int) -> Card:
     with contextlib.suppress(nvml.NVMLError):
         memory = _memory(nvml, handle)
         total, used = int(memory.total), int(memory.used)
-    processes: dict[int, int] = {}
-    with contextlib.suppress(nvml.NVMLError):
-        for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if one.usedGpuMemory is not None:
-                processes[int(one.pid)] = int(one.usedGpuMemory)
     return Card(
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         total=total,
         used=used,
-        processes=processes,
+        processes=_processes(nvml, handle),
     )
 
 

@@ -3,7 +3,9 @@
 Forward is from the model's call on, the loss included, until something else begins;
 backward is ``torch.autograd.backward``, which ``loss.backward()`` calls; optimizer and
 zero_grad are those of the optimizer. Categories are told by address, late: a block counts as
-a gradient at the peak too if it is found to be one at the end of backward."""
+a gradient at the peak too if it is found to be one at the end of backward. To find them is a
+walk over all parameters, half a microsecond each and more; so that is done where there is a
+new peak and where somebody looks. In other steps what backward left is taken for gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import phases
+from . import phases, spilling
 from .graphs import Graphs
 from .lines import stacks as Stacks
 from .loading import core
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-__all__ = ["Tracking", "before_track", "begin", "track", "trackings"]
+__all__ = ["Tracking", "before_track", "begin", "tell_all", "track", "trackings"]
 
 _lock = threading.RLock()
 _all: list[Tracking] = []
@@ -116,13 +118,6 @@ class Tracking:
         model = self._model()
         return iter(()) if model is None else model.parameters()
 
-    def _backward_ends(self) -> None:
-        """Gradients are there from now on, and seldom later than the next step."""
-        self.graphs.backward_ends()
-        self.tell_gradients()
-        if not self._optimizers:  # else at the end of the step
-            self.tell_if_highest()
-
     def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         import torch
 
@@ -141,7 +136,7 @@ class Tracking:
 
         if torch.compiler.is_compiling() or not self._open.spans:
             return
-        core().usage_between(self._open.spans[-1].name)  # the loss belongs to it
+        core().usage_between(self._open.spans[-1][0])  # the loss belongs to it
         self._open.close()
         self.graphs.forward_ends(output)
 
@@ -170,7 +165,7 @@ class Tracking:
 
     def _step_ends(self, index: int, optimizer: Any, *_: Any) -> None:
         self._open.close()
-        self.tell_if_highest()
+        _tell_if_due()
         held = len(optimizer.state)
         if self._states.get(index) != held:
             self._states[index] = held
@@ -178,18 +173,21 @@ class Tracking:
         if index == 0:
             core().usage_step()
             self.graphs.step_ends()
+            spilling.mark()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
         with _lock:
             if self not in _all:
                 return
+            tell_all()  # nobody will tell what is a guess still
             _all.remove(self)
             for remove in reversed(self._removals):
                 remove()
             self._removals.clear()
             if not _all:
                 _unwrap_backward()
+        self._open.close()  # in the middle of forward, say
         core().usage_between(None)
 
     def __enter__(self) -> Self:
@@ -226,10 +224,15 @@ class Tracking:
             return
         self._walk(model)
         _tell(model.buffers(), "buffer")
-        self._tell_known()
+        self.tell_known()
 
-    def _tell_known(self) -> None:
-        """The same without walking the model: a third of a microsecond a tensor."""
+    def tell_known(self) -> None:
+        """The same without walking the model: some microseconds a parameter."""
+        model = self._model()
+        if model is None or not phases.watching():
+            return
+        if not self._parameters:
+            self._walk(model)
         alive = [p for held in self._parameters.values() for p in _alive(held)]
         _tell(alive, "parameter")
         _tell(_gradients(alive), "gradient")
@@ -247,59 +250,19 @@ class Tracking:
                 held.append(weakref.ref(parameter))
                 self._sharded = self._sharded or hasattr(parameter, "_local_tensor")
 
-    def tell_gradients(self) -> None:
-        """At the end of every backward, since the next step has others: about half a
-        microsecond each. Views of a larger block are left to `tell`."""
-        model = self._model()
-        if model is None or not phases.watching():
-            return
-        if not self._parameters:
-            self._walk(model)
-        number = phases.CATEGORIES.index("gradient")
-        for device, references in self._parameters.items():
-            gradients = [
-                gradient
-                for reference in references
-                if (parameter := reference()) is not None
-                and (gradient := parameter.grad) is not None
-            ]
-            if self._sharded:
-                gradients = [getattr(g, "_local_tensor", g) for g in gradients]
-            try:
-                addresses = [gradient.data_ptr() for gradient in gradients]
-            except RuntimeError:  # a sparse one has no address of its own
-                dense = (g for g in gradients if not g.is_sparse)
-                addresses = [gradient.data_ptr() for gradient in dense]
-            core().usage_set_category(device, addresses, number)
-
-    def tell_if_highest(self) -> None:
-        """The rest too, where this step has the highest peak so far: an optimizer may make
-        its state anew in every step."""
-        model = self._model()
-        if model is None or not phases.watching():
-            return
-        if not self._parameters:
-            self._walk(model)
-        for device in self._parameters:
-            look = core().usage_look(device)
-            if look["peak"]["step"] == look["step"]:
-                self._tell_known()
-                return
-
 
 class _Open(threading.local):
     """Phases that hooks entered on this thread."""
 
     def __init__(self) -> None:
-        self.spans: list[phases.phase] = []
+        self.spans: list[tuple[str, bytes | None]] = []
 
     def enter(self, name: str) -> None:
-        self.spans.append(phases.phase(name))
-        self.spans[-1].__enter__()
+        self.spans.append((name, phases.enter(name)))
 
     def close(self) -> None:
         while self.spans:
-            self.spans.pop().__exit__(None, None, None)
+            phases.leave(self.spans.pop()[1])
 
 
 class _Ended:
@@ -396,6 +359,38 @@ def _inner(optimizer: Any) -> Any:
 
 
 # --- backward and zero_grad -------------------------------------------------------------
+def _backward_begins() -> bytes | None:
+    core().usage_between(None)
+    for tracking in _all:
+        if tracking.tells_places():
+            core().place_over()
+            break
+    return phases.enter("backward")
+
+
+def _backward_ends(span: bytes | None) -> None:
+    """Gradients are there from now on. Not so in the middle of a larger backward, which
+    computes again what was checkpointed: there all else that it made lives too."""
+    import torch
+
+    for tracking in trackings():
+        if tracking.tells_places():
+            core().place_over()
+        tracking.graphs.backward_ends()
+    if (
+        span is not None
+        and torch._C._current_graph_task_id() == -1
+        and core().usage_backward_ends(span)
+    ):
+        _tell_known()
+
+
+def _zero_grad_begins() -> bytes | None:
+    _tell_if_due()  # what are gradients still
+    core().usage_between(None)
+    return phases.enter("zero_grad")
+
+
 def _wrap_backward() -> None:
     global _original_backward
     import torch
@@ -407,16 +402,12 @@ def _wrap_backward() -> None:
     def backward(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args, **named)
-        places = any(one.tells_places() for one in _all)
-        core().usage_between(None)
-        if places:
-            core().place_over()
-        with phases.phase("backward"):
+        span = _backward_begins()
+        try:
             original(*args, **named)
-        if places:
-            core().place_over()
-        for tracking in trackings():
-            tracking._backward_ends()
+        finally:
+            phases.leave(span)
+        _backward_ends(span)
 
     torch.autograd.backward = backward
 
@@ -437,9 +428,11 @@ def _wrap_zero_grad(optimizer: Any) -> Callable[[], None]:
 
     @functools.wraps(original)
     def zero_grad(*args: Any, **named: Any) -> Any:
-        core().usage_between(None)
-        with phases.phase("zero_grad"):
+        span = _zero_grad_begins()
+        try:
             return original(*args, **named)
+        finally:
+            phases.leave(span)
 
     optimizer.zero_grad = zero_grad
     reference = weakref.ref(optimizer)
@@ -453,6 +446,25 @@ def _wrap_zero_grad(optimizer: Any) -> Callable[[], None]:
 
 
 # --- blocks of tensors ------------------------------------------------------------------
+def tell_all() -> None:
+    """Says of every tracked model's blocks what they are, now."""
+    for tracking in trackings():
+        tracking.tell()
+    core().usage_told()
+
+
+def _tell_known() -> None:
+    for tracking in trackings():
+        tracking.tell_known()
+    core().usage_told()
+
+
+def _tell_if_due() -> None:
+    """At a new peak an optimizer's state may be other than at the last one, too."""
+    if core().usage_due():
+        _tell_known()
+
+
 def _tell(tensors: Iterable[Any], category: str) -> None:
     """Where the tensors' memory is on CUDA, it is of this category."""
     by_device: dict[int, list[Any]] = {}

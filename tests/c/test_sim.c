@@ -292,6 +292,7 @@ TEST(faults)
     int n;
     const int zero = 0;
     uintptr_t saved[2];
+    ta_stream stream;
     CHECK_EQ(d->event_create(sim, 0, &e), TA_OK);
     CHECK_EQ(d->reserve(sim, 4 * P2, 0, &at), TA_OK);
     CHECK_EQ(d->map(sim, at, P2, h[0]), TA_OK);
@@ -310,6 +311,9 @@ TEST(faults)
     CHECK_EQ(d->map(sim, at + P2, P2, h[1]), TA_GONE);
     CHECK_EQ(d->set_access(sim, at, P2, &zero, 1), TA_GONE);
     CHECK_EQ(d->unmap(sim, at, P2), TA_GONE);
+    CHECK_EQ(d->host_memory(sim, &u), TA_GONE);
+    CHECK_EQ(d->copy_stream(sim, 0, 0, &stream), TA_GONE);
+    CHECK_EQ(d->copy(sim, 0, 0, at, at, P2), TA_GONE);
     CHECK_EQ(d->plain_alloc(sim, 0, P2, &u), TA_GONE);
     CHECK_EQ(d->plain_free(sim, 0, at), TA_GONE);
     CHECK_EQ(d->event_create(sim, 0, &f), TA_GONE);

@@ -165,6 +165,61 @@ TEST(categories_told_later_count_at_the_peak)
     tear_down(&f);
 }
 
+/* A backward: `kept` is what it leaves, `bytes` its peak. Whether all is to be told. */
+static bool backward(const fixture *f, size_t bytes, size_t left, void **kept)
+{
+    ta_usage_span span;
+    ta_usage_enter(f->u, "backward", &span);
+    ta_free(f->a, one(f, bytes));
+    *kept = one(f, left);
+    ta_usage_leave(f->u, &span);
+    return ta_usage_backward_ends(f->u, &span);
+}
+
+TEST(what_backward_left_is_taken_for_gradients)
+{
+    fixture f = set_up();
+    void *weight = one(&f, MIB), *gradient, *stranger, *third, *told;
+    CHECK(ta_usage_due(f.u));
+    CHECK(
+        backward(&f, 8 * MIB, 2 * MIB, &told)); /* the peak is new: nothing is guessed */
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW), 0);
+    categorize(&f, told, TA_CATEGORY_BUFFER);
+    ta_usage_told(f.u);
+    CHECK(!ta_usage_due(f.u));
+    CHECK(!backward(&f, MIB, 512, &gradient));
+    CHECK(!backward(&f, MIB, 1024, &stranger));
+    CHECK(!backward(&f, MIB, 2048, &third));
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW), 512 + 1024 + 2048);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_BUFFER, TA_USAGE_NOW), 2 * MIB);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_UNKNOWN, TA_USAGE_NOW), MIB);
+    /* A new peak; in its backward one dies that was a guess, and after it another. */
+    ta_usage_span span;
+    ta_usage_enter(f.u, "backward", &span);
+    ta_free(f.a, one(&f, 64 * MIB));
+    ta_free(f.a, stranger);
+    ta_usage_leave(f.u, &span);
+    CHECK(ta_usage_backward_ends(f.u, &span));
+    ta_free(f.a, third);
+    ta_usage_told(f.u);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2048);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW),
+             0); /* nobody told of any */
+    static ta_usage_sample samples[TA_USAGE_SAMPLES];
+    double interval_us;
+    size_t count = ta_usage_timeline(f.u, 0, samples, TA_USAGE_SAMPLES, &interval_us);
+    /* It keeps what died as a guess, and nothing that lived. */
+    CHECK(!(samples[count - 1].of[TA_CATEGORY_GRADIENT] & 512));
+    CHECK(!ta_usage_backward_ends(f.u, &span)); /* what was denied is not guessed again */
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_NOW), 0);
+    categorize(&f, gradient, TA_CATEGORY_GRADIENT);
+    CHECK_EQ(bytes_of(&f, TA_CATEGORY_GRADIENT, TA_USAGE_PEAK), 2048 + 512);
+    ta_free(f.a, weight);
+    ta_free(f.a, gradient);
+    ta_free(f.a, told);
+    tear_down(&f);
+}
+
 TEST(a_refusal_is_a_moment)
 {
     fixture f = set_up();
@@ -417,6 +472,73 @@ TEST(random_sequences_are_the_models)
         CHECK_EQ(bytes_of(&f, (ta_category)c, TA_USAGE_NOW), now[c]);
         CHECK_EQ(bytes_of(&f, (ta_category)c, TA_USAGE_PEAK), then[c]);
     }
+    tear_down(&f);
+}
+
+/* --- spans that do not nest, threads that end ---------------------------------------------- */
+static void in_turns(fixture *f, bool around)
+{
+    ta_usage_span outer, a, b;
+    if (around) ta_usage_enter(f->u, "outer", &outer);
+    ta_usage_enter(f->u, "a", &a);
+    ta_usage_enter(f->u, "b", &b);
+    ta_usage_leave(f->u, &a); /* as two generators that take turns */
+    ta_usage_leave(f->u, &b);
+    one(f, MIB);
+    if (around) ta_usage_leave(f->u, &outer);
+    one(f, 2 * MIB);
+}
+
+static void *turns(void *of)
+{
+    in_turns(of, true);
+    in_turns(of, false);
+    return NULL;
+}
+
+TEST(spans_that_do_not_nest_end_where_they_began)
+{
+    fixture f = set_up();
+    in_turns(&f, true);
+    CHECK_EQ(phase(&f, "outer").live, MIB);
+    CHECK_EQ(phase(&f, "outer/a").live + phase(&f, "outer/a/b").live, 0u);
+    in_turns(&f, false);
+    ta_usage_span led;
+    ta_usage_enter(f.u, "main", &led);
+    pthread_t thread; /* and one that does not lead */
+    pthread_create(&thread, NULL, turns, &f);
+    pthread_join(thread, NULL);
+    ta_usage_leave(f.u, &led);
+    CHECK_EQ(phase(&f, "outer").live, 2 * MIB);
+    CHECK_EQ(phase(&f, "outer/a").live + phase(&f, "outer/a/b").live, 0u);
+    CHECK_EQ(phase(&f, "a").live + phase(&f, "a/b").live, 0u);
+    CHECK_EQ(phase(&f, "main").live, 5 * MIB); /* in no phase of its own: the leader's */
+    tear_down(&f);
+}
+
+static void *end_inside(void *of)
+{
+    ta_usage_span span;
+    ta_usage_enter(((fixture *)of)->u, "unended", &span);
+    one(of, MIB);
+    return NULL;
+}
+
+TEST(a_thread_that_ends_inside_a_phase_leads_no_longer)
+{
+    fixture f = set_up();
+    pthread_t thread;
+    pthread_create(&thread, NULL, end_inside, &f);
+    pthread_join(thread, NULL);
+    one(&f, 2 * MIB);
+    CHECK_EQ(phase(&f, "unended").live, MIB);
+    ta_usage_span span;
+    ta_usage_enter(f.u, "main", &span); /* leads from now on */
+    one(&f, 4 * MIB);
+    ta_usage_leave(f.u, &span);
+    one(&f, 8 * MIB);
+    CHECK_EQ(phase(&f, "unended").live, MIB);
+    CHECK_EQ(phase(&f, "main").live, 4 * MIB);
     tear_down(&f);
 }
 

@@ -62,6 +62,8 @@ class FakeCore(ModuleType):
         self.limits: dict[tuple[int, str], int] = {}
         self.said: list[str] = []
         self.is_created = False
+        self.spill: int | None = None
+        self.host: int | None = 1 << 40
         self.problem: str | None = None
         self.facts: dict[str, Any] = {
             "reason": "",
@@ -174,6 +176,20 @@ class FakeCore(ModuleType):
         self.calls.append(("create", fallback, page_bytes, *([slack] if slack else [])))
         self.is_created = True
 
+    def set_spill(self, size: int | None, net: bool = True) -> None:
+        self.spill = size
+
+    def host_memory(self) -> int | None:
+        return self.host
+
+    def host_trim(self) -> int:
+        self.calls.append(("host_trim",))
+        return 1 << 30
+
+    def step(self, index: int = -1) -> dict[str, Any]:
+        self.calls.append(("step", index))
+        return {"status": 0, "text": "ok"}
+
     def created(self) -> bool:
         return self.is_created
 
@@ -269,6 +285,16 @@ class FakeCore(ModuleType):
             "streams": 1,
             "pool_arenas": 0,
             "holes": holes,
+            "host": (3 << 30, 4 << 30, 4 << 30, 1 << 30),
+            "spilled": (2 << 30, 3 << 30, 3 << 30, 1 << 30),
+            "dropped": (0, 0, 0, 0),
+            "spill_allocs": 5,
+            "spill_bytes": 6 << 30,
+            "to_host": 8 << 30,
+            "to_device": 4 << 30,
+            "spill_wait_us": 250e3,
+            "host_budget": self.spill or 0,
+            "host_held": 3 << 30,
         }
         for call in ("reserve", "create", "release", "map", "unmap", "access", "event"):
             found[f"calls_{call}"] = 10

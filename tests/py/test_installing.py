@@ -96,10 +96,65 @@ def test_a_bad_environment_changes_nothing(
     assert not torcharena.enabled()
 
 
-def test_spill_is_refused_and_not_ignored(fake: FakeCore, torch_: FakeTorch) -> None:
-    with pytest.raises(NotImplementedError, match="spill"):
-        torcharena.enable(spill="64GiB")
+def test_spill_is_told_to_the_library(fake: FakeCore, torch_: FakeTorch) -> None:
+    torcharena.enable(limit="16GiB", spill="64GiB")
+    assert fake.spill is None
+    torch_.bring_up_cuda()
+    assert fake.spill == 64 * GIB
+    torcharena.enable(limit="16GiB", spill="64GiB")
+    with pytest.raises(RuntimeError, match=r"spill='64GiB'.*cannot become"):
+        torcharena.enable(limit="16GiB", spill="32GiB")
+
+
+def test_spill_by_the_environment_and_then_by_the_program(
+    fake: FakeCore, torch_: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHARENA_LIMIT", "16GiB")
+    installing.enable_from_environment()
+    torch_.bring_up_cuda()
+    torcharena.enable(spill="8GiB")
+    assert fake.spill == 8 * GIB
+    monkeypatch.setattr(state, "current", state.State())
+    monkeypatch.setenv("TORCHARENA_SPILL", "8GiB")
+    installing.enable_from_environment()
+    assert state.current.spill == 8 * GIB
+    with pytest.raises(RuntimeError, match="cannot become"):
+        torcharena.enable(spill="9GiB")
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"), [("vmm", "virtual memory"), ("host_pages", "pages of host memory")]
+)
+def test_spill_is_refused_where_it_cannot_be(
+    fake: FakeCore, torch_: FakeTorch, fact: str, said: str
+) -> None:
+    fake.facts[fact] = False
+    with pytest.raises(RuntimeError, match=f"spill=64GiB.*{said}"):
+        torcharena.enable(spill="64GiB", fallback=True)
     assert not torcharena.enabled()
+    torcharena.enable(fallback=True)
+
+
+def test_more_than_the_machine_has_warns_or_raises(
+    fake: FakeCore, torch_: FakeTorch
+) -> None:
+    fake.host = 20 * GIB
+    torcharena.enable(spill="64GiB")
+    with pytest.warns(UserWarning, match="64GiB was asked for.*20 GiB"):
+        torch_.bring_up_cuda()
+    assert fake.spill == 64 * GIB
+    fake.is_created = False
+    state.current.strict = True
+    with pytest.raises(RuntimeError, match="20 GiB"):
+        torch_.bring_up_cuda()
+
+
+@pytest.mark.parametrize("spill", ["50%", "64GB", -1])
+def test_a_spill_that_makes_no_sense(
+    fake: FakeCore, torch_: FakeTorch, spill: str
+) -> None:
+    with pytest.raises(ValueError, match="spill="):
+        torcharena.enable(spill=spill)
 
 
 def test_without_vmm_it_raises_and_names_the_way_out(

@@ -210,6 +210,7 @@ def test_annotations_need_one_unknown_entry() -> None:
 def test_arguments() -> None:
     with pytest.raises(ValueError, match=r"ends in \.json or \.html"):
         on_oom("report.txt")
+    assert on_oom(Path("report.html")).path == "report.html"
     with pytest.raises(TypeError, match="a function without arguments"):
         on_oom(None, save=3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"after torcharena.enable\(\)"), on_oom(None):

@@ -3,13 +3,17 @@ and files without it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import simulated
 from torcharena import Report, cli, phase, reporting
+from torcharena.device_rows import rows_of
+from torcharena.page import page
 from torcharena.remedies import remedies
 from torcharena.reporting_text import comparison, table
 
@@ -58,7 +62,39 @@ def run(code: str, **more: Any) -> dict[str, Any]:
 
 @with_torch
 def test_categories_are_what_the_tensors_sum_to() -> None:
+    """And a training step without `track` makes no call of ours, with it some."""
     found = run("""
+import os, sys
+package = os.path.dirname(torcharena.__file__)
+def calls_of_ours(call):
+    found = []
+    def told(frame, event, what):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            found.append(frame.f_code.co_name)
+        elif event == "c_call" and getattr(what, "__module__", None) == core.__name__:
+            found.append(what.__name__)
+    sys.setprofile(told)
+    call()
+    sys.setprofile(None)
+    return len(found)
+small = torch.nn.Linear(8, 8).cuda()
+small_optimizer = torch.optim.AdamW(small.parameters())
+def small_step():
+    small(torch.ones(4, 8, device="cuda")).sum().backward()
+    small_optimizer.step()
+    small_optimizer.zero_grad()
+small_step()
+untracked, driver = 0, torcharena.memory_stats()["driver_calls"]
+for _ in range(3):
+    untracked += calls_of_ours(small_step)
+driver = torcharena.memory_stats()["driver_calls"] - driver
+with torcharena.track(small, small_optimizer):
+    tracked = calls_of_ours(small_step)
+assert untracked == driver == 0 < tracked, (untracked, driver, tracked)
+assert calls_of_ours(small_step) == 0
+del small, small_optimizer
+gc.collect()
+began = {row["path"]: row["entries"] for row in torcharena.report().data["phases"]}
 model = model_of()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 tracking = torcharena.track(model, optimizer)
@@ -76,7 +112,7 @@ print({"peak": report.data["peak"], "now": report.data["now"],
        "optimizer state": bytes_of(state(optimizer)), "buffer": bytes_of(model.buffers()),
        "phases": {row["path"]: row for row in report.data["phases"]},
        "steps": report.data["steps"], "live": torch.cuda.memory_stats()[
-           "requested_bytes.all.current"]})
+           "requested_bytes.all.current"], "began": began})
 """)
     for at in ("peak", "now"):
         categories = found[at]["categories"]
@@ -85,10 +121,11 @@ print({"peak": report.data["peak"], "now": report.data["now"],
         assert sum(categories.values()) == found[at]["bytes"]
         assert sum(found[at]["phases"].values()) == found[at]["bytes"]
     assert found["now"]["bytes"] == found["live"]
-    assert found["steps"] == 3
+    assert found["steps"] == 4
     phases = found["phases"]
-    assert phases["forward"]["entries"] == 4 == phases["backward"]["entries"]
-    assert phases["optimizer"]["entries"] == 3 == phases["zero_grad"]["entries"]
+    for name, times in (("forward", 4), ("backward", 4), ("optimizer", 3)):
+        assert phases[name]["entries"] == times + found["began"][name] == times + 1
+    assert phases["zero_grad"]["entries"] == 4
     assert (
         phases["forward"]["peak"] < phases["backward"]["peak"] <= found["peak"]["bytes"]
     )
@@ -97,7 +134,64 @@ print({"peak": report.data["peak"], "now": report.data["now"],
     rows = list(memory)
     parts = rows[: rows.index("reserved")]
     assert sum(memory[name] for name in parts) == memory["reserved"]
-    assert memory["reserved"] + memory["not ours"] == memory["device in use"]
+    rest = rows[rows.index("reserved") + 1 : rows.index("device in use")]
+    assert (
+        memory["reserved"] + sum(memory[name] for name in rest)
+        == (memory["device in use"])
+    )
+    if importlib.util.find_spec("pynvml") is not None:
+        assert memory["context and libraries"] == 530 << 20  # as the simulated GPU has it
+        assert memory["other processes"] == memory["unattributed"] == 0
+
+
+@with_torch
+def test_what_backward_leaves_is_no_gradient_for_that() -> None:
+    """A hook keeps a tensor of each backward. At a peak and in a report gradients are what
+    `.grad` holds all the same; parameters are not walked in steps without a new peak."""
+    found = run("""
+from torcharena import tracking
+walks, kept, said = [], [], []
+walk = tracking._gradients
+tracking._gradients = lambda alive: walks.append(1) or walk(alive)
+model = model_of(words=500, deep=2)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+def keep(module, inputs, outputs):  # lets go of the one before, in the next backward
+    kept[:] = [torch.empty(1 << 20, device="cuda")]
+model[1].register_full_backward_hook(keep)
+
+def now():
+    sums = [0] * 7
+    for block in core.usage_blocks(0, 2):
+        sums[block[4]] += block[1]
+    return sums[2]
+
+with torcharena.track(model, optimizer):
+    for batch in (8, 4, 4, 4, 16):
+        before = len(walks)
+        tokens = torch.randint(0, 500, (batch, 64), device="cuda")
+        model(tokens).sum().backward()
+        grads = bytes_of(p.grad for p in model.parameters())
+        provisional, walked = now(), len(walks) - before
+        report = torcharena.report().data if batch > 4 else None
+        said.append({
+            "walks": walked, "gradients": grads, "provisional": provisional,
+            "exact": report and report["now"]["categories"]["gradient"],
+            "peak": report and report["peak"]["categories"].get("gradient", 0),
+            "step": report and report["peak"]["step"]})
+        optimizer.step()
+        optimizer.zero_grad()
+checked()
+print({"said": said})
+""")
+    first, *later, last = found["said"]
+    for step in (first, last):
+        assert step["walks"] == 1
+        assert step["provisional"] == step["exact"] == step["gradients"]
+        assert step["peak"] <= step["gradients"]
+    assert (first["step"], last["step"]) == (0, 4)
+    for step in later[1:]:  # the first step's optimizer state is a new peak in the second
+        assert step["walks"] == 0
+        assert step["provisional"] == step["gradients"] + (4 << 20)
 
 
 @with_torch
@@ -215,6 +309,77 @@ print(said)
 
 
 @with_torch
+def test_phases_that_are_left_in_no_order() -> None:
+    """Generators that take turns, a tracking that is stopped in the middle of a forward
+    pass, a thread that ends inside a phase: what comes later is outside of them all."""
+    found = run("""
+import threading, time
+def turns(name):
+    with torcharena.phase(name):
+        yield
+        yield
+model = model_of()
+first, second = turns("first"), turns("second")
+for one in (first, second, first, second):
+    next(one)
+for one in (first, second):
+    next(one, None)
+kept = [torch.empty(1 << 20, device="cuda")]
+tracking = torcharena.track(model)
+model[0].register_forward_hook(lambda *_: tracking.stop())
+model(torch.randint(0, 3000, (1, 8), device="cuda"))
+kept.append(torch.empty(1 << 20, device="cuda"))
+def ends():
+    torcharena.phase("unended").__enter__()
+thread = threading.Thread(target=ends)
+thread.start()
+thread.join()
+time.sleep(0.1)  # the system's thread ends after Python's
+kept.append(torch.empty(1 << 20, device="cuda"))
+checked()
+now = torcharena.report().data["now"]["phases"]
+names = [row["path"] for row in torcharena.report().data["phases"]]
+print({"": now[""], "others": sum(now.values()) - now[""], "names": names,
+       "model": bytes_of(model.parameters())})
+""")
+    assert found[""] >= found["model"] + (12 << 20)
+    assert found["others"] < 4 << 20
+    assert set(found["names"]) <= {
+        "first",
+        "first/second",
+        "forward",
+        "unended",
+        "",
+    }
+
+
+@with_torch
+def test_what_spills() -> None:
+    """What is in host memory is named by phase, and the rows add up to the device's."""
+    found = run(
+        """
+torcharena.set_limit("256MiB")
+with torcharena.phase("load"):
+    kept = [torch.empty(40 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+with torcharena.phase("more"):
+    kept += [torch.empty(40 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+report = torcharena.report()
+checked()
+print({"memory": report.data["now"]["memory"], "text": str(report),
+       "page": "spilled</th>" in __import__("torcharena.page").page.page(report.data),
+       "spilled": {row["path"]: row["spilled"] for row in report.data["phases"]}})
+""",
+        TORCHARENA_SPILL="1GiB",
+    )
+    assert found["spilled"]["more"] == 80 << 20 and found["spilled"]["load"] == 0
+    memory = found["memory"]
+    assert memory["of that in host memory"] == -80 << 20
+    parts = list(memory.values())[: list(memory).index("reserved")]
+    assert sum(parts) == memory["reserved"] == 240 << 20
+    assert "waits     spilled" in found["text"] and found["page"]
+
+
+@with_torch
 def test_phases_before_cuda_and_in_children() -> None:
     found = run("""
 import os
@@ -257,6 +422,11 @@ def test_phase_names() -> None:
     for name in ("", "a/b", "a\nb", "a\0b"):
         with pytest.raises(ValueError, match="a name is one line"):
             phase(name)
+    for name in ("\x1b[31m", "\ud800"):
+        with pytest.raises(ValueError, match="can be printed"):
+            phase(name)
+    assert phase("a" + "é" * 50).name == "a" + "é" * 31
+    assert phase("日本語" * 30).name == "日本語" * 7
     with pytest.raises(TypeError, match="a name is a str"):
         phase(3)  # type: ignore[arg-type]
     with phase("not enabled"):
@@ -337,6 +507,96 @@ def test_text() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_many_phases_are_a_short_table() -> None:
+    row = DATA["phases"][0]
+    name = "a name that is longer than any that a terminal has room for"
+    paths = [f"step/{i}" for i in range(500)] + [f"{name}/{name}/last"]
+    rows = [
+        {**row, "path": path, "peak": i << 20, "seconds": 0.0}
+        for i, path in enumerate(["step", *paths, name, f"{name}/{name}"])
+    ]
+    text = table({**DATA, "phases": rows})
+    lines = text.splitlines()
+    assert "  step" in text
+    assert "  and 474 more phases" in lines
+    assert any(line.startswith("    499 ") for line in lines)
+    assert not any(line.startswith("    3 ") for line in lines)
+    assert len(lines) < 70 and max(map(len, lines)) <= 125
+
+
+def test_rows_of_the_device() -> None:
+    """Whatever NVML tells, they add up."""
+    stats = {
+        "allocated": [(50, 0)],
+        "requested": [(40, 0)],
+        "reserved": (100, 0),
+        "pending": (5, 0),
+        "partly_used": 20,
+        "idle": 25,
+        "spilled": (0, 0),
+        "dropped": (0, 0),
+    }
+    spilled = {**stats, "reserved": (60, 0), "spilled": (30, 0), "dropped": (10, 0)}
+    rows = rows_of(spilled, 100, 1000, {}, 7)
+    parts = list(rows.values())[: list(rows).index("reserved")]
+    assert sum(size or 0 for size in parts) == rows["reserved"] == 60
+    data = {**DATA, "now": {**DATA["now"], "memory": rows}}
+    assert "of that in host memory" in table(data) and "-30 B" in table(data)
+    assert "-30 B" in page(data)
+    for processes, expected in (
+        ({}, {"unattributed": 80}),
+        (
+            {7: 130},
+            {"context and libraries": 30, "other processes": 0, "unattributed": 50},
+        ),
+        (
+            {7: 130, 8: 40},
+            {"context and libraries": 30, "other processes": 40, "unattributed": 10},
+        ),
+        # asked for at other moments
+        (
+            {7: 130, 8: 90},
+            {"context and libraries": 30, "other processes": 50, "unattributed": 0},
+        ),
+        ({8: 40}, {"unattributed": 80}),  # the container's numbers are not the host's
+        ({7: 90, 8: 40}, {"unattributed": 80}),  # that is another's 7
+    ):
+        rows = rows_of(stats, 180, 1000, processes, 7)
+        names = list(rows)
+        rest = names[names.index("reserved") + 1 : names.index("device in use")]
+        assert {name: rows[name] for name in rest} == expected, processes
+        parts = [*names[: names.index("reserved")], *rest]
+        assert sum(rows[name] or 0 for name in parts) == rows["device in use"] == 180
+    assert "unattributed" not in rows_of(stats, None, None, {}, 7)
+
+
+def test_files_are_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data[:10])
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "r.json"
+    path.write_text("before")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            Report(DATA).save(path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    link = tmp_path / "latest.json"
+    link.symlink_to(path)
+    Report(DATA).save(link)
+    assert link.is_symlink() and reporting.load(path).data == DATA
+    os.mkfifo(tmp_path / "pipe")  # as /dev/null, never replaced by a file
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    Report(DATA).save(tmp_path / "pipe")
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_remedies_are_ranked_by_what_they_save_here() -> None:
     moment = {
         "bytes": 1000,
@@ -360,6 +620,7 @@ def test_remedies_are_ranked_by_what_they_save_here() -> None:
     found = [(row["bytes"], row["what"]) for row in remedies(moment)]
     assert found == [
         (500, "train a few adapters only"),
+        (400, "the optimizer's state in host memory"),
         (300, "shard over two GPUs"),
         (300, "an optimizer with 8-bit state"),
         (250, "checkpoint the repeated blocks"),
@@ -380,7 +641,14 @@ def test_files(tmp_path: Path) -> None:
     lines = Report(DATA).compare(Report(other)).splitlines()
     assert any("gradient" in line and "+1 GiB" in line for line in lines)
     assert comparison(DATA, DATA).count("same") == 6
-    for wrong in ("", "[]", "{}", '{"torcharena_report": 99}'):
+    named = {"module": "transformer.h.*.attn.resid_dropout", "peak": 1 << 30}
+    lines = comparison({**DATA, "modules": [named]}, DATA).splitlines()
+    assert len({len(line) for line in lines if line.endswith(("B", "same"))}) == 1
+    for other_thing in (None, DATA):
+        with pytest.raises(TypeError, match="another Report"):
+            Report(DATA).compare(other_thing)  # type: ignore[arg-type]
+    version = '{"torcharena_report": 1}'
+    for wrong in ("", "[]", "{}", '{"torcharena_report": 99}', version):
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"r\.json: "):
             reporting.load(path)
@@ -400,6 +668,7 @@ def test_the_command(
     for wrong, said in (
         (["no.json"], "no.json: No such file"),
         (["r.json", "--html", "r.pdf"], "ends in .html"),
+        (["r.json", "--html", "no/r.html"], "no/r.html: No such file"),
         (["r.json", "r.json", "--html", "r.html"], "one report, not two"),
     ):
         assert cli.main(["report", *wrong]) == 2

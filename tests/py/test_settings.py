@@ -20,6 +20,7 @@ def test_every_variable_is_read() -> None:
         {
             "TORCHARENA_ENABLE": "1",
             "TORCHARENA_LIMIT": "16GiB",
+            "TORCHARENA_SPILL": "64GiB",
             "TORCHARENA_FALLBACK": "yes",
             "TORCHARENA_STRICT": "0",
             "TORCHARENA_RECORD": "x.trace.xz",
@@ -34,6 +35,7 @@ def test_every_variable_is_read() -> None:
     assert found == {
         "enable": True,
         "limit": sizes.Size(bytes=16 << 30),
+        "spill": 64 << 30,
         "fallback": True,
         "strict": False,
         "record": "x.trace.xz",
@@ -78,6 +80,8 @@ def test_the_nearest_name_is_offered() -> None:
         ("TORCHARENA_PAGE", "6MiB"),
         ("TORCHARENA_PAGE", "512MiB"),
         ("TORCHARENA_PAGE", "50%"),
+        ("TORCHARENA_SPILL", "64GB"),
+        ("TORCHARENA_SPILL", "50%"),
         ("TORCHARENA_SLACK", ""),
         ("TORCHARENA_SLACK", "0.99"),
         ("TORCHARENA_SLACK", "nan"),
@@ -97,7 +101,7 @@ def test_a_value_that_makes_no_sense_names_variable_and_remedy(
 
 
 def test_the_default_slack_is_the_librarys() -> None:
-    source = Path(__file__).parents[2] / "csrc" / "core" / "pages.c"
+    source = Path(__file__).parents[2] / "csrc" / "core" / "gather.c"
     (setting,) = (s for s in settings.SETTINGS if s.name == "slack")
     (value,) = re.findall(r"#define SLACK ([0-9.]+)", source.read_text())
     assert value == setting.usual
@@ -120,7 +124,7 @@ def test_the_documentation_has_the_table_as_it_is() -> None:
 
 
 def test_what_enable_takes_are_settings() -> None:
-    given = set(inspect.signature(torcharena.enable).parameters) - {"spill"}
+    given = set(inspect.signature(torcharena.enable).parameters)
     assert given == {s.name for s in settings.SETTINGS} - {
         "enable",
         "label",

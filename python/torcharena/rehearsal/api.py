@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import sizes
+from ..settings import spill_bytes
 from . import cards
 from .launch import ALLOCATORS
 from .packing import packed
@@ -32,6 +33,7 @@ def rehearse(
     gpu: str = "h100",
     gpus: int = 1,
     limit: int | str | None = None,
+    spill: int | str | None = None,
     allocator: str = "all",
     steps: int | None = None,
     timeout: float | None = 600.0,
@@ -47,6 +49,7 @@ def rehearse(
 
     gpu: a card of the catalogue, a size such as ``"16GiB"``, or both.
     gpus: how many. limit: a cap on each device, bytes as in `sizes`.
+    spill: host memory that the arena may use where there is no room.
     allocator: ``arena``, ``native``, ``expandable`` or ``all``: one run each.
     steps: end after so many optimizer steps; 0: run to the end; None: a run of more than
         half a minute ends when its peak no longer moves.
@@ -69,6 +72,7 @@ def rehearse(
         gpu=gpu,
         gpus=gpus,
         limit=None if size is None else size.resolve(cards.find(gpu).memory),
+        spill=spill_bytes(sizes.parse(spill, name="spill")),
         allocators=ALLOCATORS if allocator == "all" else (allocator,),
         steps=steps,
         timeout=timeout,

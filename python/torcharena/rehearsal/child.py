@@ -48,6 +48,7 @@ class Job:
     folder: str  # where results go
     allocator: str = "native"
     limit: int | None = None  # bytes on each device, for torch's own allocators
+    spill: int | None = None  # bytes of host memory that the arena may use
     steps: int | None = None  # end after so many optimizer steps; 0: run to the end
     deadline: float | None = None  # seconds since 1970
     seed: int = 0
@@ -179,6 +180,11 @@ class Watch:
     def cap(self) -> None:
         """The cap for torch's own allocators, as a share of the device."""
         assert self.job.limit is not None
+        if self.on_arena():  # the program enabled it, and it may not be made yet
+            from .. import caps
+
+            caps.keeper().set_limit(-1, "fraction", self.job.limit)
+            return
         shares: list[float] = []
         for device in range(self.torch.cuda.device_count()):
             total = self.torch.cuda.get_device_properties(device).total_memory
@@ -480,6 +486,7 @@ class Watch:
             "seconds": round(time.monotonic() - self.started, 2),
         }
         result["workspaces"] = _workspaces()
+        result["spilled"] = _spilled() if result["arena"] else 0
         result["trees_off"] = compiling.trees_off()
         if self.mode is not None and hasattr(self.mode, "report"):
             result["values"] = self.mode.report()
@@ -544,6 +551,15 @@ def _keep_no_contents() -> None:
         skip = ctypes.CDLL(None).ta_simcuda_device_skip_above
         skip.argtypes, skip.restype = [ctypes.c_size_t], None
         skip(_KEPT)
+
+
+def _spilled() -> int:
+    """The most that was on the host, bytes, of all devices."""
+    library = sys.modules.get("torcharena._core")
+    if library is None or not library.created():
+        return 0
+    used = (device for device in range(64) if library.device_used(device))
+    return sum(library.stats(device)["spilled"][1] for device in used)
 
 
 def _workspaces() -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import sizes
+from ..settings import spill_bytes
 from . import cards, launch
 from .rehearsing import Options, rehearse_command
 
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gpu=options.gpu,
             gpus=options.gpus,
             limit=_limit(options.limit, options.gpu),
+            spill=spill_bytes(options.spill, "--spill"),
             allocators=launch.ALLOCATORS if asked == "all" else (asked,),
             steps=options.steps,
             timeout=options.timeout,
@@ -250,6 +252,12 @@ def parser() -> argparse.ArgumentParser:
         type=_argument(_size),
         metavar="SIZE",
         help="a cap on each device, 16GiB or 80%%; the context comes on top",
+    )
+    add(
+        "--spill",
+        type=_argument(_size),
+        metavar="SIZE",
+        help="host memory that the arena may use where there is no room, 64GiB",
     )
     add(
         "--allocator",

@@ -69,12 +69,14 @@ KERNELS = frozenset({"add", "add_", "addmm", "addmm_", "addmv", "bmm", "mm", "mv
 
 def has_sparse(args: Any) -> bool:
     """True where one of the arguments is a sparse tensor on the device."""
-    return any(
-        isinstance(value, torch.Tensor)
-        and value.layout is not torch.strided
-        and value.is_cuda
-        for value in args
-    )
+    for value in args:
+        if (
+            isinstance(value, torch.Tensor)
+            and value.layout is not torch.strided
+            and value.is_cuda
+        ):
+            return True
+    return False
 
 
 def run(mode: Values, func: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -52,6 +52,7 @@ _OWN_SETTINGS = (
     "TORCHARENA_ENABLE",
     "TORCHARENA_LIMIT",
     "TORCHARENA_RECORD",
+    "TORCHARENA_SPILL",
     "TORCHARENA_STRICT",
 )
 
@@ -265,6 +266,7 @@ def run(
     allocator: str = "native",
     gpus: int = 1,
     limit: int | None = None,
+    spill: int | None = None,
     steps: int | None = None,
     timeout: float | None = None,
     seed: int = 0,
@@ -292,6 +294,7 @@ def run(
         folder=folder,
         allocator=allocator,
         limit=limit,
+        spill=spill,
         steps=steps,
         deadline=None if timeout is None else time.time() + timeout,
         seed=seed,
@@ -373,6 +376,8 @@ def watched_environment(
         env["TORCHARENA_RECORD"] = os.path.join(folder, "trace.%p.trace")
         if job.limit is not None:
             env["TORCHARENA_LIMIT"] = f"{job.limit // 1024}KiB"
+        if job.spill is not None:
+            env["TORCHARENA_SPILL"] = f"{job.spill // 1024}KiB"
     if job.world_size is not None:
         env.update(alone.environment(job.world_size, job.rank, gpus))
     elif job.ranks > 1:

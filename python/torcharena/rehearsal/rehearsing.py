@@ -36,6 +36,7 @@ class Options:
     gpu: str = "h100"
     gpus: int = 1
     limit: int | None = None  # bytes on each device
+    spill: int | None = None  # bytes of host memory, for the arena
     allocators: tuple[str, ...] = ALLOCATORS
     steps: int | None = None  # 0: to the end
     timeout: float | None = 600.0  # seconds, of each run
@@ -146,6 +147,7 @@ class _Session:
             allocator=allocator,
             gpus=options.gpus,
             limit=limit,
+            spill=options.spill,
             steps=options.steps if self.steps is None else self.steps,
             timeout=options.timeout,
             seed=options.seed,
@@ -219,6 +221,13 @@ class _Session:
             full = self.with_enough("arena")
             if full.exit_code != 0 or full.timed_out:
                 return Outcome(done, verdict.judge(done, None))
+        spilled = max((p.get("spilled", 0) for p in done.processes), default=0)
+        if spilled and not done.oom:
+            why = f"with at most {format_size(spilled)} in host memory"
+            self.peak_step = verdict.peak_step(done)
+            return Outcome(
+                done, verdict.Verdict(verdict.FITS, why=why), need=done.peak_reserved
+            )
         self.full = full if through_torch.whole(full) else None
         self.say("arena: replaying for the smallest cap")
         cap = verdict.smallest_cap(full)

@@ -461,6 +461,9 @@ class Report:
         return lines
 
     def _cap(self, width: int) -> list[str]:
+        for outcome in self.outcomes:
+            if "in host memory" in outcome.verdict.why:
+                return _wrapped(f"The arena runs it {outcome.verdict.why}.", width)
         cap = self.smallest_cap
         if cap is None:
             return []

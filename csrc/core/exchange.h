@@ -1,0 +1,45 @@
+/* exchange.h - the backing of slots exchanged under live blocks: device, host, nothing. The
+ * device's `pages` lock is held, and dropped while copies are waited for; the arenas are
+ * `moving`, the device has passed all its work, and the user launches none. */
+#ifndef TA_EXCHANGE_H
+#define TA_EXCHANGE_H
+
+#include "gather.h"
+#include "host.h"
+
+/* A slot to be exchanged. `page`: the host page that its bytes come from or go to. */
+typedef struct ta_move {
+    ta_arena *arena;
+    ta_chunk *chunk;
+    uint32_t slot;
+    ta_host_page *page;
+} ta_move;
+typedef struct ta_moves {
+    ta_move *at;
+    size_t count, capacity;
+    bool
+        release; /* pages that leave the device go to the driver at once, not to the ready */
+    uint64_t copied, dropped; /* bytes, once done */
+    double copy_us;
+} ta_moves;
+
+/* Slots of the arena with blocks on them that are on the device, or that are not; false: no
+ * host memory. */
+bool ta_moves_find(ta_moves *moves, ta_arena *arena, bool on_device);
+void ta_moves_free(ta_moves *moves);
+/* Everything comes to the device, as far as the hand has pages; what was freed meanwhile is
+ * left out. On failure all is where it was; `touch`: mapped there, as far as the driver
+ * lets us. */
+ta_status ta_moves_to_device(ta_device *device, ta_moves *moves, ta_hand *hand,
+                             bool touch);
+/* Bytes leave the device: to the move's page, or, without `keep`, nowhere. `touch`: the host
+ * page takes the place. On failure some have left and some have not; every byte that is kept
+ * is in its slot or its page. Device pages become
+ * ready ones, or are released while later copies run. */
+ta_status ta_moves_to_host(ta_device *device, ta_moves *moves, bool keep, bool touch);
+/* Some slots are as a failure left them: not readable, or not certain to be whole. */
+bool ta_moves_amiss(const ta_moves *moves);
+/* Slots with their bytes in a host page get it mapped. */
+ta_status ta_moves_touch(ta_device *device, ta_moves *moves);
+
+#endif

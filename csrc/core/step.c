@@ -1,0 +1,182 @@
+/* step.c - a step's mark: live pages that the safety net put on the host come back. And the
+ * budget of host memory. Public functions, thread-safe. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "device.h"
+#include "epoch.h"
+#include "exchange.h"
+#include "pages.h"
+#include "plan.h"
+#include "share.h"
+#include "tier.h"
+
+/* It has pages that belong on the device, and may be moved. */
+static bool may_move(const ta_device *d, const ta_arena *a)
+{
+    return a->spilled && !a->asleep && ta_arena_yields(d, a) && !atomic_load(&a->pool) &&
+           !(a->region && a->region->config.home == TA_ON_HOST);
+}
+
+/* Live slots of one page size that are on the host; false: no host memory. */
+static bool find(ta_device *d, uint64_t page_bytes, ta_moves *m)
+{
+    bool room = true;
+    ta_moves_free(m);
+    for (ta_arena *a = d->arenas; a && room; a = a->next)
+        if (a->page_bytes == page_bytes && may_move(d, a))
+            room = ta_moves_find(m, a, false);
+    return room;
+}
+
+static void mark(ta_device *d, const ta_moves *m, bool moving)
+{
+    for (size_t i = 0; i < m->count; i++) m->at[i].arena->moving = moving;
+    if (!moving) pthread_cond_broadcast(&d->pool_idle);
+}
+
+/* Whatever of one size is on the host, as far as there is room. */
+static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_step_info *info)
+{
+    ta_moves m = {0};
+    ta_lack lack = {0};
+    ta_status status = find(d, page_bytes, &m) ? TA_OK : TA_NO_HOST_MEMORY;
+    ta_hand hand = {.bytes = page_bytes, .want = m.count, .modest = true};
+    if (!m.count || status) {
+        ta_moves_free(&m);
+        return status;
+    }
+    hand.pages = calloc(m.count, sizeof *hand.pages);
+    status =
+        hand.pages ? ta_gather(d, &hand, m.count * page_bytes, &lack) : TA_NO_HOST_MEMORY;
+    if (status == TA_OUT_OF_MEMORY) status = TA_OK; /* what is in hand will do */
+    const size_t had = hand.count;
+    /* A shared cap may have been asked with `pages` dropped: what is there is looked at again.
+     */
+    if (!status && had && !find(d, page_bytes, &m)) status = TA_NO_HOST_MEMORY;
+    if (!status && m.count && (had || ta_moves_amiss(&m))) {
+        mark(d, &m, true);
+        status = ta_moves_to_device(d, &m, &hand, true);
+        if (!status) status = ta_moves_touch(d, &m); /* what found no room once failed */
+        mark(d, &m, false);
+        const size_t used = had - hand.count;
+        if (!status) info->brought_back += used * page_bytes;
+        hand.created = hand.created > used ? hand.created - used : 0;
+    }
+    ta_put_down(d, &hand, false);
+    free(hand.pages);
+    info->copy_us += m.copy_us;
+    ta_moves_free(&m);
+    return status;
+}
+
+static ta_status step_on(ta_device *d, ta_step_info *info)
+{
+    ta_status status = TA_OK;
+    ta_host_settle(d);
+    for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++)
+        if (d->sizes >> i & 1)
+            status = bring_back(d, ta_ready_bytes(d, &d->ready[i]), info);
+    for (ta_arena *a = d->arenas; a; a = a->next) {
+        if (!may_move(d, a)) continue;
+        ta_moves left = {0};
+        ta_moves_find(&left, a, false);
+        info->still_on_host += left.count * a->page_bytes;
+        ta_moves_free(&left);
+    }
+    ta_tier_tidy(d);
+    ta_plan_step(d);
+    ta_share_say_spilled(d);
+    return status;
+}
+
+/* Some of what is on the host has blocks on it. Else the step ends here. */
+static bool anything(ta_device *d)
+{
+    bool any = false;
+    ta_lock_take(&d->pages);
+    for (ta_arena *a = d->arenas; a && !any; a = a->next) {
+        ta_moves m = {0};
+        if (!may_move(d, a)) continue;
+        ta_moves_find(&m, a, false);
+        any = m.count;
+        ta_moves_free(&m);
+    }
+    if (!any) ta_plan_step(d);
+    ta_lock_drop(&d->pages);
+    return any;
+}
+
+ta_status ta_step(ta_allocator *a, int device, ta_step_info *info)
+{
+    ta_step_info unused;
+    if (!info) info = &unused;
+    memset(info, 0, sizeof *info);
+    if (ta_forked(a)) return TA_FORKED;
+    if (device < -1 || device >= TA_MAX_DEVICES) return TA_INVALID;
+    const double since = ta_now_us();
+    ta_status status = TA_OK;
+    bool waited = false;
+    for (int i = 0; i < TA_MAX_DEVICES && !status; i++) {
+        ta_device *d = device < 0 || device == i ? ta_device_if_used(a, i) : NULL;
+        uintptr_t saved[2];
+        if (!d || !anything(d)) continue;
+        if (!waited) status = ta_devices_wait(a);
+        waited = true;
+        if (status == TA_NOT_READY) status = TA_BUSY;
+        if (status || (status = ta_enter(d, saved))) continue;
+        ta_lock_take(&d->pages);
+        d->device_waits++; /* no capture begins meanwhile */
+        status = step_on(d, info);
+        d->device_waits--;
+        pthread_cond_broadcast(&d->pool_idle);
+        ta_lock_drop(&d->pages);
+        ta_leave(d, saved);
+    }
+    info->us = ta_now_us() - since;
+    return status;
+}
+
+/* --- the budget ------------------------------------------------------------------------- */
+static ta_status give_back(ta_allocator *a, uint64_t keep, uint64_t *released)
+{
+    ta_status status = TA_OK;
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        ta_device *d = ta_device_if_used(a, i);
+        uintptr_t saved[2];
+        if (!d || atomic_load(&a->host_held) <= keep) continue;
+        ta_status failed = ta_enter(d, saved);
+        if (!failed) {
+            ta_lock_take(&d->pages);
+            if (d->host.unsure && !ta_device_wait(d)) ta_host_settle(d);
+            ta_tier_sweep(d);
+            failed = ta_host_release(d, keep, released);
+            ta_lock_drop(&d->pages);
+            ta_leave(d, saved);
+        }
+        if (failed) status = failed;
+    }
+    return status;
+}
+
+ta_status ta_set_spill(ta_allocator *a, const ta_spill_config *config)
+{
+    const ta_spill_config off = {0};
+    uint64_t released = 0;
+    if (!config) config = &off;
+    if (ta_forked(a)) return TA_FORKED;
+    if (config->host_bytes && !ta_host_supported(a)) return TA_UNSUPPORTED;
+    atomic_store(&a->host_budget, config->host_bytes);
+    atomic_store(&a->net, config->net && config->host_bytes);
+    return give_back(a, config->host_bytes, &released);
+}
+
+ta_status ta_host_trim(ta_allocator *a, uint64_t *released)
+{
+    uint64_t bytes = 0;
+    if (!released) released = &bytes;
+    *released = 0;
+    if (ta_forked(a)) return TA_FORKED;
+    return give_back(a, 0, released);
+}

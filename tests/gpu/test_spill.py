@@ -1,0 +1,36 @@
+"""Host memory on a real GPU: the safety net, regions, optimizer state, saved tensors."""
+
+from __future__ import annotations
+
+from gpu_case import run_case
+
+ALIKE = [
+    "g11_net",
+    "comes_back",
+    "host_full",
+    "g12",
+    "g12:host",
+    "asleep",
+    "backward_in_region",
+    "in_capture",
+    "optimizers",
+    "resumed",
+    "groups",
+    "g11:plain",
+    "g11:checkpointed",
+    "g11:stream",
+    "g11:autocast",
+    "learned",
+    "auto",
+    "views_and_changes",
+    "saved_host_full",
+]
+
+
+def test_cases_that_enable_alike() -> None:
+    """`python spill_cases.py NAME [ARGUMENT]` runs one of them alone."""
+    run_case("together", *ALIKE, program="spill_cases.py", quiet=False, timeout=600)
+
+
+def test_without() -> None:
+    run_case("without", program="spill_cases.py")
