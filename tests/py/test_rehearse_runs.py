@@ -417,3 +417,21 @@ def test_a_process_that_goes_without_a_word_has_left_its_figures(tmp_path: Path)
         tmp_path, GONE, "--allocator", "native", "--gpu", "4GiB", args=("kill",)
     )
     assert code == 1 and found["peak_requested"] == 256 << 20
+
+
+SPARSE = """
+import torch
+ones = torch.ones(2)
+coo = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), ones).cuda()
+print(coo.to_dense().sum().item())
+print((coo @ torch.ones(2, 2, device="cuda")).tolist())
+print(coo.coalesce().values().tolist())
+"""
+
+
+def test_what_kernels_for_sparse_tensors_make_is_told_as_not_computed(
+    tmp_path: Path,
+) -> None:
+    code, found, _ = rehearse(tmp_path, SPARSE, "--allocator", "native")
+    assert code == 0
+    assert [place["line"] for place in found["values"]["places"]] == [5, 6]

@@ -111,8 +111,13 @@ def test_malformed_options_end_with_2(
         ([], "what is to be rehearsed"),
         (["no-such-script.py"], "no such script"),
         (["--world-size", "4", "--rank", "4", "-m", "x"], "none of a world of 4"),
-        (["--limit", "900GiB", "--gpu", "t4", "-m", "x"], "more than the card has"),
+        (
+            ["--limit", "900GiB", "--gpu", "t4", "-m", "x"],
+            "900 GiB are more than the card has, 14.56 GiB",
+        ),
         (["--record", "/no/such/x.trace", "-m", "x"], "there is no folder"),
+        (["--keep-files", "/etc", "-m", "x"], "--keep-files /etc: it is not empty"),
+        (["--keep-files", "/proc/none", "-m", "x"], "--keep-files /proc/none: No such"),
         (["--record", "x.trace", "--allocator", "native", "-m", "x"], "only the arena's"),
     ],
 )
@@ -451,6 +456,19 @@ def test_a_loop_that_waits_for_a_value_is_told() -> None:
     assert "has no end in a rehearsal" not in " ".join(report.text().split())
     run.processes[0]["values"] = {"places": [{**frame, "how": "read", "times": 279}]}
     assert "has no end in a rehearsal" in " ".join(report.text().split())
+
+
+def test_a_signal_that_ended_it_is_named() -> None:
+    for code, says in (
+        (-11, "ended by SIGSEGV"),
+        (137, "SIGKILL"),
+        (9, "no Python error"),
+    ):
+        run = a_run(exit_code=code)
+        report = Report(
+            ["x.py"], run.card, outcomes=[Outcome(run, verdict.judge(run, None))]
+        )
+        assert says in str(report)
 
 
 def test_rounding_never_says_that_it_fits() -> None:

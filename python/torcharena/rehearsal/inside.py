@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from .values import Values
 
-__all__ = ["OPENED", "SPARSE", "has_sparse", "run"]
+__all__ = ["KERNELS", "OPENED", "SPARSE", "has_sparse", "run"]
 
 #: Operators that read values which their own code computes.
 OPENED = frozenset(
@@ -63,6 +63,8 @@ SPARSE = frozenset(
         "sum",
     }
 )
+#: Those of them whose dense result a library's kernel makes.
+KERNELS = frozenset({"add", "add_", "addmm", "addmm_", "addmv", "bmm", "mm", "mv"})
 
 
 def has_sparse(args: Any) -> bool:

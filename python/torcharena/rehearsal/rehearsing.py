@@ -68,7 +68,8 @@ def rehearse_command(
     card = find(options.gpu)
     if options.limit is not None and options.limit > card.memory:
         raise ValueError(
-            f"limit: {options.limit} bytes are more than the card has ({card.memory})"
+            f"limit: {format_size(options.limit)} are more than the card has, "
+            f"{format_size(card.memory)}"
         )
     _check_ranks(options)
     if options.report is not None:

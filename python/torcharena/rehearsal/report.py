@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any
@@ -336,7 +338,7 @@ class Report:
                         width,
                     )
             elif run.failed:
-                error = run.first("error") or "it printed no Python error"
+                error = run.first("error") or _silent(run.exit_code)
                 error = " ".join(_shortened(error, 400).split())
                 lines += _wrapped(
                     f"{name}: the script failed with exit code {run.exit_code}: {error}",
@@ -642,6 +644,13 @@ def _shortened(text: str, width: int) -> str:
 def _end_of(place: str, width: int = 52) -> str:
     """A place whose path is long, without its beginning."""
     return place if len(place) <= width else f"...{place[3 - width :]}"
+
+
+def _silent(code: int) -> str:
+    """What ended a program that has left no Python error."""
+    with contextlib.suppress(ValueError):
+        return f"it was ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+    return "it printed no Python error"
 
 
 def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:

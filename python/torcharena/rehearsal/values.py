@@ -422,7 +422,10 @@ class Values(TorchDispatchMode):
             with self.again():
                 return func.decompose(*args, **kwargs)
         if plan.sparse and inside.has_sparse(args):
-            return inside.run(self, func, plan.name, args, kwargs)
+            result = inside.run(self, func, plan.name, args, kwargs)
+            if plan.name in inside.KERNELS:
+                self._not_computed(result)
+            return result
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
         if (
@@ -632,6 +635,7 @@ class Values(TorchDispatchMode):
         inputs = tensors_in(args, tensors_in(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
+            self._not_computed(wanted)
             return
         integers = [t for t in wanted if not is_float(t)]
         much = (
@@ -679,6 +683,11 @@ class Values(TorchDispatchMode):
         for tensor, value in zip(outputs, tensors_in((values,), []), strict=False):
             if id(tensor) in kept and tensor.shape == value.shape:
                 view_of(tensor).copy_(value)
+
+    def _not_computed(self, made: Any) -> None:
+        """Small floats that a library's kernel for sparse tensors would have made."""
+        found = tensors_in((made,), [])
+        self.guesses.mark([t for t in found if is_float(t) and self.known(t)], True)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
