@@ -3,9 +3,9 @@
     python -m benchmarks.tracking [--loops moe,bert_amp] [--seconds 16] [--within 145]
         [--out F.json]
 
-Each loop is a process of its own, under the arena. In it every length is trained twice, once
-with `track` (phases, categories and the timeline) and once with nothing counted at all, and
-who goes first takes turns: on, off, off, on. Such four steps are a unit; printed are the
+Each loop is a process of its own, under the arena. In it every length is trained three times:
+once to warm up, once with `track` (phases, categories and the timeline) and once with nothing
+counted at all, and who goes first takes turns: on, off, off, on. Such four steps are a unit; printed are the
 median of the units' ratios and what it stays below with 95 % probability, and the time that
 tracking itself took: in its hooks, measured in them, and in allocations, by the difference
 that it makes to one. The noise of the machine touches neither. Beginning and ending between
@@ -27,29 +27,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .comparing import paired_ratio, upper_bound
-from .loops import NAMES, RESULT, environment, machine, save
+from .contenders import environment
+from .loops import NAMES, RESULT, save
+from .machine import machine
 
-WARM = 8  # steps before the first unit: kernels are loaded, the arena grows
+WARM = 9  # steps before the first unit: kernels are loaded, the arena grows
 INSPECTED = 6  # steps at the end, whose hooks are timed
 ENOUGH = 4000  # steps that a generator is asked for
 LEAST = 3  # units
 BEGINNING = 15.0  # seconds that a loop's process is taken to need beside its measuring
-# Whether the steps of a unit are tracked; the first and the second have one length, the
-# third and the fourth another.
+# Whether the timed steps of a unit are tracked; the first and the second have one length, the
+# third and the fourth another. Before each two comes one of their length that is not timed: the
+# first of a length loads and chooses kernels.
 UNIT = (True, False, False, True)
 
 # --- in the child ------------------------------------------------------------------------
 
 
-def twice(lengths: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    """Every length two times in a row."""
+def thrice(lengths: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """Every length three times in a row."""
 
     @functools.wraps(lengths)
-    def doubled(count: int, *args: Any, **named: Any) -> list[int]:
-        found = lengths((count + 1) // 2, *args, **named)
-        return [one for length in found for one in (length, length)][:count]
+    def repeated(count: int, *args: Any, **named: Any) -> list[int]:
+        found = lengths((count + 2) // 3, *args, **named)
+        return [one for length in found for one in (length,) * 3][:count]
 
-    return doubled
+    return repeated
 
 
 class Steps:
@@ -200,7 +203,7 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
 
     from . import training
 
-    training.lengths = twice(training.lengths)
+    training.lengths = thrice(training.lengths)
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: run on a GPU, or under `torcharena rehearse`")
     torch.manual_seed(0)
@@ -211,7 +214,10 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
     measured: list[tuple[bool, float, tuple[str, ...]]] = []
     begin = time.perf_counter()
     while len(measured) < LEAST * len(UNIT) or time.perf_counter() - begin < seconds:
-        measured += [(tracked, *steps.step(tracked)) for tracked in UNIT]
+        for at, tracked in enumerate(UNIT):
+            if at % 2 == 0:
+                steps.step(False)
+            measured.append((tracked, *steps.step(tracked)))
     counted = 0
 
     def inspected() -> None:

@@ -107,7 +107,7 @@ static void find_elsewhere(ta_device *d, ta_arena *arena, void *context)
 static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
 {
     ta_sleep_info *info = p->info;
-    ta_host_page **pages = calloc(count + 1, sizeof *pages);
+    ta_host_page **pages = calloc(count + 1, sizeof(void *));
     if (!pages) return TA_NO_HOST_MEMORY;
     const double since = ta_now_us();
     const uint64_t before = info->pinned;

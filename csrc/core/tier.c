@@ -248,7 +248,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
                         const uint32_t *slots, uint32_t count)
 {
     ta_chunk *c = block->chunk;
-    ta_host_page **pages = calloc(count ? count : 1, sizeof *pages);
+    ta_host_page **pages = calloc(count ? count : 1, sizeof(void *));
     uint32_t taken = 0, at = 0, mapped = 0;
     bool stuck = false;
     ta_status status = pages && ta_tier_stock(c) ? TA_OK : TA_NO_HOST_MEMORY;

@@ -50,7 +50,9 @@ static PyMethodDef methods[] = {
     NONE(host_memory, "host_memory() -> int | None: bytes that could still be pinned"),
     NONE(host_trim, "host_trim() -> int: bytes of pinned memory given back"),
     SOME(step, "step(device=-1) -> dict: a step's mark"),
-    SOME(room, "room(device) -> (allocated, its peak, reserved less idle, cap | None)"),
+    SOME(
+        room,
+        "room(device) -> (allocated, its highest since, reserved less idle, cap | None)"),
     SOME(region_open, "region_open(name, page_bytes, on_host, touch_host) -> int"),
     SOME(region_enter, "region_enter(id) -> int: what this thread was in"),
     SOME(region_sleep, "region_sleep(id, keep) -> dict"),

@@ -2,6 +2,7 @@
  *
  * Called from Python; the GIL is given up while the allocator works. Refusals of sleep and
  * wake come back as a status with the reason, since Python raises different errors. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -79,6 +80,46 @@ PyObject *ta_py_step(PyObject *self, PyObject *args)
                          info.copy_us);
 }
 
+/* The highest of the live bytes since a plan last looked, whoever resets torch's peaks. An
+ * observer, from the first look on. live = asked for in blocks that were allocated and not
+ * freed since, and in those that were there before. */
+static struct {
+    _Atomic int64_t live, peak;
+} watched[TA_MAX_DEVICES];
+
+static void watch(void *context, const ta_event_info *event)
+{
+    (void)context;
+    const int64_t size = (int64_t)event->size;
+    if (event->kind == TA_EVENT_FREE)
+        atomic_fetch_sub_explicit(&watched[event->device].live, size,
+                                  memory_order_relaxed);
+    if (event->kind != TA_EVENT_ALLOC) return;
+    int64_t now = size + atomic_fetch_add_explicit(&watched[event->device].live, size,
+                                                   memory_order_relaxed);
+    int64_t peak =
+        atomic_load_explicit(&watched[event->device].peak, memory_order_relaxed);
+    while (peak < now &&
+           !atomic_compare_exchange_weak(&watched[event->device].peak, &peak, now))
+        ;
+}
+
+/* False where there is no place for another observer: then torch's own peak has to do. */
+static bool watching(ta_allocator *allocator)
+{
+    static bool begun, good; /* the GIL guards them */
+    if (begun) return good;
+    begun = true;
+    good = ta_add_observer(allocator, watch, NULL) == TA_OK;
+    for (int device = 0; good && device < TA_MAX_DEVICES; device++) {
+        ta_stats stats;
+        if (ta_get_stats(allocator, device, &stats) == TA_OK)
+            atomic_fetch_add(&watched[device].live,
+                             (int64_t)stats.requested[TA_POOL_ALL].current);
+    }
+    return good;
+}
+
 /* room(device): what a plan looks at, many times a step. */
 PyObject *ta_py_room(PyObject *self, PyObject *args)
 {
@@ -87,17 +128,24 @@ PyObject *ta_py_room(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "i:room", &device)) return NULL;
     ta_allocator *allocator = ta_need_allocator();
     if (allocator == NULL) return NULL;
+    if (device < 0 || device >= TA_MAX_DEVICES) return ta_raise(TA_INVALID, "room");
+    const bool good = watching(allocator);
     ta_stats stats;
     ta_status status;
     Py_BEGIN_ALLOW_THREADS
     status = ta_get_stats(allocator, device, &stats);
     Py_END_ALLOW_THREADS
+    uint64_t peak = stats.allocated[TA_POOL_ALL].peak;
+    if (good)
+        peak = (uint64_t)atomic_exchange(&watched[device].peak,
+                                         atomic_load(&watched[device].live));
     ta_limit_source source;
     if (status == TA_INVALID) stats.limit = ta_limit(allocator, device, &source);
     PyObject *cap = ta_bytes_or_none(stats.limit);
     if (cap == NULL) return NULL;
-    return Py_BuildValue("(KKKN)", (unsigned long long)stats.allocated[TA_POOL_ALL].current,
-                         (unsigned long long)stats.allocated[TA_POOL_ALL].peak,
+    return Py_BuildValue("(KKKN)",
+                         (unsigned long long)stats.allocated[TA_POOL_ALL].current,
+                         (unsigned long long)peak,
                          (unsigned long long)(stats.reserved.current - stats.idle), cap);
 }
 

@@ -21,6 +21,7 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
+    from .auto_offloading import AutoOffload, auto_offload
     from .batch_sizes import BatchSize
     from .batches import find_batch_size
     from .integrations.figures import tqdm_postfix
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoOffload",
     "BatchSize",
     "Limit",
     "Limits",
@@ -47,6 +49,7 @@ __all__ = [
     "Tracking",
     "Watch",
     "__version__",
+    "auto_offload",
     "device_memory",
     "empty_cache",
     "enable",
@@ -88,6 +91,8 @@ _LATE = {
     "Timeline": "timelines",
     "Tracking": "tracking",
     "Watch": "notebook",
+    "auto_offload": "auto_offloading",
+    "AutoOffload": "auto_offloading",
     "find_batch_size": "batches",
     "free_exceptions": "out_of_memory",
     "held_by_exceptions": "out_of_memory",

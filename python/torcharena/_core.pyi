@@ -272,7 +272,7 @@ def host_trim() -> int:
 
 def step(device: int = -1, /) -> Step: ...
 def room(device: int, /) -> tuple[int, int, int, int | None]:
-    """Bytes in live blocks, their highest, bytes reserved less those of idle pages, the cap."""
+    """Bytes in live blocks, their highest since the call before, bytes reserved less those of idle pages, the cap."""
 
 def region_open(name: str, page_bytes: int, on_host: bool, touch_host: bool, /) -> int:
     """The region's number; page_bytes 0: the default. Raises Error where it is there with

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from .loading import warn
 
-__all__ = ["check", "keys", "without_meaning"]
+__all__ = ["check", "choice", "keys", "settle", "without_meaning"]
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
+_CHOICES = ("backend", "expandable_segments")
 _ENTRY = re.compile(r"\s*([A-Za-z0-9_]+)\s*:\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
 
 
@@ -30,6 +32,36 @@ def without_meaning(text: str) -> list[str]:
             "one: take it out of PYTORCH_ALLOC_CONF, or do not enable torcharena"
         )
     return sorted(key for key in found if not key.startswith("pinned_"))
+
+
+def choice(environ: Mapping[str, str]) -> str:
+    """Which of torch's allocators ``environ`` asks for, as it is spelt there; "": none."""
+    found = {
+        k: v
+        for name in reversed(VARIABLES)
+        for k, v in keys(environ.get(name, "")).items()
+    }
+    asked = [f"{key}:{found[key]}" for key in _CHOICES if key in found]
+    return ",".join(asked)
+
+
+def settle(environ: MutableMapping[str, str], expandable: bool) -> None:
+    """For a rehearsal, which chooses the allocator: the settings in ``environ`` stay, but for
+    that choice, ``expandable`` segments or not."""
+    given = (
+        environ.get("PYTORCH_CUDA_ALLOC_CONF") or environ.get("PYTORCH_ALLOC_CONF") or ""
+    )
+    kept = [
+        part
+        for part in given.split(",")
+        if part.strip() and part.partition(":")[0].strip() not in _CHOICES
+    ]
+    if expandable:
+        kept.append(EXPANDABLE)
+    for name in VARIABLES:
+        environ.pop(name, None)
+    if kept:
+        environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(kept)
 
 
 def check(environ: Mapping[str, str]) -> None:

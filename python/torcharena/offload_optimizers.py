@@ -21,7 +21,7 @@ from .state import enabled
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["offload_optimizer", "onload_optimizer"]
+__all__ = ["host_bytes", "inner", "offload_optimizer", "onload_optimizer"]
 
 T = TypeVar("T")
 
@@ -45,17 +45,17 @@ def offload_optimizer(optimizer: T) -> T:
     Raises RuntimeError where the arena is not enabled or was given no host memory
     (``spill=``), TypeError for what is no optimizer, torch.OutOfMemoryError where host memory
     does not suffice. In a rehearsal of torch's own allocators it does nothing."""
-    inner = _inner(optimizer, "offload_optimizer")
+    found = inner(optimizer, "offload_optimizer")
     if not enabled():
         from .rehearsal.api import is_rehearsal
 
         if is_rehearsal():
             return optimizer
     host = host_tensors("offload_optimizer", _REGION)
-    if inner not in _offloaded:
-        offloaded = _Offloaded(inner, host)
+    if found not in _offloaded:
+        offloaded = _Offloaded(found, host)
         offloaded.begin()
-        _offloaded[inner] = offloaded
+        _offloaded[found] = offloaded
     return optimizer
 
 
@@ -63,15 +63,24 @@ def onload_optimizer(optimizer: T) -> T:
     """Takes `offload_optimizer` back: the state returns to the device. Returns the optimizer;
     does nothing for one whose state is there. Raises torch.OutOfMemoryError where there is no
     room: what has not come back stays on the host and in use."""
-    inner = _inner(optimizer, "onload_optimizer")
-    offloaded = _offloaded.get(inner)
+    found = inner(optimizer, "onload_optimizer")
+    offloaded = _offloaded.get(found)
     if offloaded is not None:
         offloaded.end()
-        del _offloaded[inner]
+        del _offloaded[found]
     return optimizer
 
 
-def _inner(optimizer: Any, what: str) -> Any:
+def host_bytes(optimizer: Any) -> int:
+    """Bytes of the optimizer's state that are on the host."""
+    offloaded = _offloaded.get(optimizer)
+    if offloaded is None:
+        return 0
+    local = [_local(tensor) for tensor in _tensors(list(optimizer.state.values()))]
+    return sum(t.nbytes for t in local if t.is_cuda and offloaded.host.holds(t))
+
+
+def inner(optimizer: Any, what: str) -> Any:
     """The torch optimizer in what frameworks wrap around it."""
     found = optimizer
     while getattr(found, "optimizer", None) is not None:
@@ -232,15 +241,21 @@ class _Offloaded:
         try:
             if isinstance(self.host, ArenaTensors):
                 with regions.inside(self.host.number):
-                    return original(*args, **named)
-            return original(*args, **named)
+                    return original(optimizer, *args, **named)
+            return original(optimizer, *args, **named)
         finally:
             if not isinstance(optimizer.state, _States):
                 self._adopt(optimizer)
 
 
 def _wrap_load(optimizer: Any, offloaded: _Offloaded) -> Callable[[], None]:
-    original = optimizer.load_state_dict
+    # Bound to nothing: what is offloaded must not keep its optimizer alive.
+    original = getattr(optimizer.load_state_dict, "__func__", None)
+    if original is None:  # wrapped already, by somebody else
+        inside = optimizer.load_state_dict
+
+        def original(self: Any, *args: Any, **named: Any) -> Any:
+            return inside(*args, **named)
 
     @functools.wraps(original)
     def load_state_dict(*args: Any, **named: Any) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["figures", "offload_activations"]
 
-_REGION = "torcharena.saved_tensors"
+REGION = "torcharena.saved_tensors"
 _LEAST = 1 << 20
 _QUIET = 8  # passes
 _QUIET_SHARE = 0.75  # of the room: the highest of all that was allocated
@@ -82,7 +82,7 @@ class offload_activations(contextlib.ContextDecorator):
             return self
         import torch
 
-        host = host_tensors("offload_activations", _REGION)
+        host = host_tensors("offload_activations", REGION)
         with _lock:
             mover = _movers.get(self._key)
             if mover is None:
@@ -113,6 +113,11 @@ def _in_bytes(value: SizeLike, name: str) -> int | None:
     return None if size is None else size.bytes
 
 
+def mover_of(context: offload_activations) -> _Mover | None:
+    """What the context manager's passes are kept in; None before the first."""
+    return _movers.get(context._key)
+
+
 def figures(device: int) -> dict[str, int]:
     """Bytes of saved tensors in the last pass: ``saved`` in all that could leave, ``sent`` of
     them; ``passes`` so far. All 0 where there was none."""
@@ -141,6 +146,7 @@ class _Mover:
         self.last: dict[int, tuple[int, int]] = {}
         self.passes = 0
         self.full = False  # of host memory there is no more
+        self.missed: dict[int, int] = {}  # bytes that the net had to take, though planned
         self.quiet = 0  # passes in a row of which all was known to fit
 
     def is_quiet(self) -> bool:
@@ -317,7 +323,8 @@ class _Pass:
         stats = core().stats(self.number)
         self.room = mem_get_info(self.number)[0] + stats["reserved"][0]
         self.at_home = _at_home() - self.mover.host_bytes.get(self.number, 0)
-        self.peak = stats["allocated"][0][1]
+        self.spilled = stats["spill_bytes"]
+        core().room(self.number)  # the highest counts from here
         self.highest = 0  # bytes held on the device
         self.base = self._device_now(stats["allocated"][0][0])
         self.demand = self.base
@@ -326,12 +333,15 @@ class _Pass:
         """Of bytes in blocks, those that are or want to be on the device."""
         return live - self.at_home - self.mover.host_bytes.get(self.number, 0)
 
+    def device_now(self) -> int:
+        """Bytes in blocks that are on the device, or want to be."""
+        return self._device_now(core().room(self.number)[0])
+
     def _sample(self) -> int:
         """Bytes held on the device now."""
         live, peak, held, _ = core().room(self.number)
-        if peak > self.peak:
-            self.peak = live = peak
-        self.demand = max(self.demand, self._device_now(live) + self.away)
+        highest = self._device_now(max(live, peak))
+        self.demand = max(self.demand, highest + self.away)
         self.highest = max(self.highest, held)
         return int(held)
 
@@ -351,6 +361,10 @@ class _Pass:
         saved = sum(item.size for item in self.items)
         self.mover.last[self.number] = saved, self.sent
         self.by_storage.clear()
+        if self.plan.bytes:
+            missed = core().stats(self.number)["spill_bytes"] - self.spilled
+            before = self.mover.missed.get(self.number, 0)
+            self.mover.missed[self.number] = min(max(missed, before), self.room // 8)
         self.mover.quiet = self.mover.quiet + 1 if self.plan.idle else 0
         if self.items and not self.plan.idle:
             seen = tuple(item.size for item in self.items)
@@ -391,7 +405,8 @@ class _Pass:
         if self.mover.budget is None:
             learner = self.mover.learners[self.number]
             least = learner.plan(first, self.base, self.room, 0)
-            self.plan = learner.plan(first, self.base, self.room, self.room // 64)
+            margin = self.room // 64 + self.mover.missed.get(self.number, 0)
+            self.plan = learner.plan(first, self.base, self.room, margin)
             if least.bytes:  # what is still being copied counts as not gone
                 self.largest = max(self.largest, first)
                 self.plan = Plan(self.plan.bytes + self.stash, self.plan.least)
@@ -549,7 +564,7 @@ class _Pass:
             if item.is_away() and item.waiting:
                 if self.ahead and (self.ahead >= usual or held + item.size > most):
                     return
-                if held + item.size > self.room:
+                if held + item.size > self.room - usual // 2:
                     return
                 self._bring(item)
                 held += item.size

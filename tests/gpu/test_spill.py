@@ -21,6 +21,7 @@ ALIKE = [
     "g11:stream",
     "g11:autocast",
     "learned",
+    "auto",
     "views_and_changes",
     "saved_host_full",
 ]

@@ -86,12 +86,12 @@ def test_units_of_steps_with_tracking_and_without() -> None:
         (True, 7.0, ()),  # no whole unit
     ]
     assert tracking.units(steps) == ([[1.1, 2.3], [2.1]], [[1.0, 2.0], [2.0]])
-    assert tracking.twice(lambda count, low: list(range(low, low + count)))(5, 3) == [
+    assert tracking.thrice(lambda count, low: list(range(low, low + count)))(5, 3) == [
+        3,
         3,
         3,
         4,
         4,
-        5,
     ]
     row = tracking.compare(
         {

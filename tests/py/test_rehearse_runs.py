@@ -109,7 +109,13 @@ def recorded(folder: Path, *lines: str) -> Run:
     """A run under the arena that left this trace."""
     trace = folder / "trace.1.trace"
     trace.write_text("".join(f"{line}\n" for line in lines))
-    process = {"devices": [{"device": 0}], "steps": 2, "ended": "itself", "arena": True}
+    process = {
+        "devices": [{"device": 0, "ooms": 0}],
+        "steps": 2,
+        "ended": "itself",
+        "arena": True,
+        "oom": None,
+    }
     return Run(
         "arena", cards.find("16GiB"), None, processes=[process], traces=[str(trace)]
     )
@@ -334,3 +340,98 @@ def test_a_script_that_enables_the_arena_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(4 << 20) in done.stdout
     assert "the script enables torcharena itself, so this is the arena" in done.stdout
+
+
+SETTINGS = """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:{},max_split_size_mb:32"
+import torch
+torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+segments = torch.cuda.memory_snapshot()
+print("expandable", [s.get("is_expandable") for s in segments])
+print("settings", os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+torch.cuda.set_per_process_memory_fraction(1.0)
+kept = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+"""
+
+
+def test_the_allocator_is_the_rehearsals_whatever_the_script_asks_for(
+    tmp_path: Path,
+) -> None:
+    """Its other settings hold; and its own share of the device raises no limit."""
+    for allocator, asks in (("native", True), ("expandable", False)):
+        code, found, said = rehearse(
+            tmp_path, SETTINGS.format(asks), "--allocator", allocator, "--limit", "80MiB"
+        )
+        assert f"expandable [{not asks}" in said
+        assert "max_split_size_mb:32" in said.split("settings ")[1].split("\n")[0]
+        assert code == 3 and any(f["line"] == 10 for f in found["where"])
+
+
+def test_what_may_take_another_course_is_no_trace_to_replay(tmp_path: Path) -> None:
+    run = recorded(tmp_path, "a 0 512 0", marks.ASKED)
+    assert through_torch.whole(run)  # it only printed it
+    assert not through_torch.whole(recorded(tmp_path, marks.ASKED, "a 0 512 0"))
+    run = recorded(tmp_path, "a 0 512 0")
+    run.processes[0]["devices"][0]["ooms"] = 1  # refused, and it went on
+    assert not through_torch.whole(run)
+    run = recorded(tmp_path, "a 0 512 0")
+    run.processes[0]["ended"] = "killed"  # by os._exit: the trace is cut short
+    assert not through_torch.whole(run)
+
+
+def test_a_trace_is_replayed_with_the_scripts_own_settings(tmp_path: Path) -> None:
+    mib = 1 << 20
+    run = recorded(tmp_path, f"a 0 {300 * mib} 0", "f 0", f"a 1 {150 * mib} 0")
+    run.processes[0]["conf"] = "max_split_size_mb:32"
+    done = through_torch.again(run, "native", run.card, None)
+    assert done is not None and done.peak_reserved == 450 * mib
+
+
+def test_a_launching_process_that_never_uses_cuda_runs_out_of_time(
+    tmp_path: Path,
+) -> None:
+    script = "import torch, time\nprint('on')\nwhile True:\n    time.sleep(0.05)\n"
+    code, found, _ = rehearse(
+        tmp_path, script, "--timeout", "20s", "--allocator", "native"
+    )
+    assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"
+
+
+GONE = """
+import os, signal, sys, time, torch
+kept = [torch.ones(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+if sys.argv[1] == "exit":
+    os._exit(0)
+time.sleep(3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_goes_without_a_word_has_left_its_figures(tmp_path: Path) -> None:
+    code, found, _ = rehearse(
+        tmp_path, GONE, "--allocator", "native", "--gpu", "4GiB", args=("exit",)
+    )
+    assert code == 0 and found["peak_requested"] == 256 << 20
+    code, found, _ = rehearse(
+        tmp_path, GONE, "--allocator", "native", "--gpu", "4GiB", args=("kill",)
+    )
+    assert code == 1 and found["peak_requested"] == 256 << 20
+
+
+SPARSE = """
+import torch
+ones = torch.ones(2)
+coo = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), ones).cuda()
+print(coo.to_dense().sum().item())
+print((coo @ torch.ones(2, 2, device="cuda")).tolist())
+print(coo.coalesce().values().tolist())
+"""
+
+
+def test_what_kernels_for_sparse_tensors_make_is_told_as_not_computed(
+    tmp_path: Path,
+) -> None:
+    code, found, _ = rehearse(tmp_path, SPARSE, "--allocator", "native")
+    assert code == 0
+    assert [place["line"] for place in found["values"]["places"]] == [5, 6]

@@ -111,8 +111,13 @@ def test_malformed_options_end_with_2(
         ([], "what is to be rehearsed"),
         (["no-such-script.py"], "no such script"),
         (["--world-size", "4", "--rank", "4", "-m", "x"], "none of a world of 4"),
-        (["--limit", "900GiB", "--gpu", "t4", "-m", "x"], "more than the card has"),
+        (
+            ["--limit", "900GiB", "--gpu", "t4", "-m", "x"],
+            "900 GiB are more than the card has, 14.56 GiB",
+        ),
         (["--record", "/no/such/x.trace", "-m", "x"], "there is no folder"),
+        (["--keep-files", "/etc", "-m", "x"], "--keep-files /etc: it is not empty"),
+        (["--keep-files", "/proc/none", "-m", "x"], "--keep-files /proc/none: No such"),
         (["--record", "x.trace", "--allocator", "native", "-m", "x"], "only the arena's"),
     ],
 )
@@ -183,6 +188,27 @@ def test_the_trace_answers_for_torchs_allocators(monkeypatch: pytest.MonkeyPatch
     rehearsing.rehearse_command(["x.py"], options)
     assert ran == [("arena", False), ("native", False)]
     assert replayed[0] == ("expandable", False)
+
+
+def test_a_program_that_takes_what_is_there_is_run_with_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arena's trace does not stand for it: a real run tells."""
+    ran: list[int] = []
+
+    def runs(_: Any, card: cards.Card, *, allocator: str, **__: Any) -> Run:
+        ran.append(card.memory)
+        return a_run(allocator, reserved=card.memory - card.context - (1 << 20))
+
+    monkeypatch.setattr(rehearsing, "run", runs)
+    monkeypatch.setattr(rehearsing.through_torch, "whole", lambda run: False)
+    monkeypatch.setattr(verdict, "smallest_cap", lambda run: None)
+    options = rehearsing.Options(gpu="16GiB", allocators=("arena",))
+    report = rehearsing.rehearse_command(["x.py"], options)
+    assert report.verdict == "fits" and len(ran) == 2 and ran[1] < ran[0]
+    monkeypatch.setattr(rehearsing.through_torch, "whole", lambda run: True)
+    report = rehearsing.rehearse_command(["x.py"], options)
+    assert report.verdict == "too close to tell" and len(ran) == 3
 
 
 def test_runs_share_what_they_compile(tmp_path: Path) -> None:
@@ -430,6 +456,19 @@ def test_a_loop_that_waits_for_a_value_is_told() -> None:
     assert "has no end in a rehearsal" not in " ".join(report.text().split())
     run.processes[0]["values"] = {"places": [{**frame, "how": "read", "times": 279}]}
     assert "has no end in a rehearsal" in " ".join(report.text().split())
+
+
+def test_a_signal_that_ended_it_is_named() -> None:
+    for code, says in (
+        (-11, "ended by SIGSEGV"),
+        (137, "SIGKILL"),
+        (9, "no Python error"),
+    ):
+        run = a_run(exit_code=code)
+        report = Report(
+            ["x.py"], run.card, outcomes=[Outcome(run, verdict.judge(run, None))]
+        )
+        assert says in str(report)
 
 
 def test_rounding_never_says_that_it_fits() -> None:

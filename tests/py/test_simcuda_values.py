@@ -27,6 +27,13 @@ def test_integers_and_masks_are_true() -> None:
         x[x > 5] = -1
         cpu[cpu > 5] = -1
         assert torch.equal(x.cpu(), cpu)
+        table = torch.arange(6, device="cuda").view(2, 3).clone()
+        with torch.inference_mode():  # looks at its bytes first
+            assert table.sum().item() == 15
+        table += 1
+        table.t_().add_(1).unsqueeze_(0)
+        table += 1
+        assert table.tolist() == [[[3, 6], [4, 7], [5, 8]]]
         assert sorted(torch.randperm(50, device="cuda").tolist()) == list(range(50))
         y = torch.randint(3, 7, (500,), device="cuda")
         assert set(y.tolist()) == {3, 4, 5, 6}

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from .. import conf
 from . import compiling, marks, places
 
 __all__ = ["JOB", "STOP", "Job", "prepare"]
@@ -96,14 +97,19 @@ class Watch:
         self.labels: places.Labels = {}
         self.written = 0.0
         self.over = threading.Event()
+        self.leave = os._exit  # at once; the program's goes by `leaving`
         self.lock = threading.Lock()
         self.finder: Any = None
         self.tracked: dict[str, Any] | None = None
+        self.conf: str | None = None  # torch's allocator settings that hold
+        self.chose = ""  # the allocator that the script has asked for
 
     # --- the start ----------------------------------------------------------------------
     def start(self, torch: Any) -> None:
         self.torch = torch
         atexit.register(self.at_exit)
+        os._exit = self.leaving  # type: ignore[assignment]
+        self.choose_allocator()
         later = torch.cuda._lazy_call
         if self.job.allocator == "arena":
             from .. import installing
@@ -148,6 +154,29 @@ class Watch:
             target=self.wait, name="torcharena-rehearsal", daemon=True
         ).start()
 
+    def choose_allocator(self) -> None:
+        """The settings of torch's allocator that the script has made itself hold, but which
+        allocator it is, is the rehearsal's to say: before CUDA is used, when torch reads
+        them."""
+        self.settle()
+        init = getattr(self.torch._C, "_cuda_init", None)
+        if init is None:  # a build without CUDA
+            return
+
+        def settled() -> Any:
+            self.settle()
+            return init()
+
+        self.torch._C._cuda_init = settled
+
+    def settle(self) -> None:
+        expandable = self.job.allocator == "expandable"
+        asked = conf.choice(os.environ)
+        if asked != (conf.EXPANDABLE if expandable else ""):
+            self.chose = asked
+        conf.settle(os.environ, expandable)
+        self.conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+
     def cap(self) -> None:
         """The cap for torch's own allocators, as a share of the device."""
         assert self.job.limit is not None
@@ -156,10 +185,18 @@ class Watch:
 
             caps.keeper().set_limit(-1, "fraction", self.job.limit)
             return
+        shares: list[float] = []
         for device in range(self.torch.cuda.device_count()):
             total = self.torch.cuda.get_device_properties(device).total_memory
-            share = min(1.0, self.job.limit / total)
-            self.torch.cuda.set_per_process_memory_fraction(share, device)
+            shares.append(min(1.0, self.job.limit / total))
+            self.torch.cuda.set_per_process_memory_fraction(shares[-1], device)
+        inner = self.torch._C._cuda_setMemoryFraction
+
+        def least(fraction: float, device: int) -> None:
+            """The program's own share may be less, not more."""
+            inner(min(fraction, shares[device]), device)
+
+        self.torch._C._cuda_setMemoryFraction = least
 
     def on_arena(self) -> bool:
         """The program may have enabled it itself, whatever was to be rehearsed."""
@@ -300,16 +337,14 @@ class Watch:
 
     # --- the end ----------------------------------------------------------------------------
     def wait(self) -> None:
-        """The thread: writes what is known when the time is up, or another rank has failed,
-        and ends the process."""
+        """The thread: writes what is known now and then, for a process that is killed; and
+        when the time is up, or another rank has failed, ends the process."""
         deadline, several = self.job.deadline, self.job.ranks > 1
-        if deadline is None and not several:
-            return
         stop = os.path.join(self.job.folder, STOP)
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.time())
-            if several:
-                left = _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)
+            left = _LOOK_EVERY if several else _WRITE_EVERY
+            if deadline is not None:
+                left = min(left, max(0.0, deadline - time.time()))
             if self.over.wait(left) or os.getpid() != self.pid:
                 return
             if deadline is not None and time.time() >= deadline:
@@ -318,25 +353,35 @@ class Watch:
             if several and os.path.exists(stop):
                 self.ended = "stopped"
                 break
+            if time.monotonic() - self.written > _WRITE_EVERY:
+                with contextlib.suppress(Exception):  # the program goes on meanwhile
+                    self.write()
         stack = self.stack(None)
         self.save_report()
         self.write(last=True, stack=stack)
         _flush()
-        os._exit(124)
+        self.leave(124)
 
     def end(self, why: str) -> None:
         """Ends the process here: no more of the script runs, its ``finally`` included."""
         self.ended = why
         self.at_exit()
         _flush()
-        os._exit(0)
+        self.leave(0)
+
+    def leaving(self, status: int) -> None:
+        """In place of ``os._exit``."""
+        self.at_exit()
+        self.leave(status)
 
     def at_exit(self) -> None:
         if os.getpid() != self.pid or self.over.is_set():
             return
         self.over.set()
         if self.mode is not None:
-            with contextlib.suppress(RuntimeError, AttributeError, IndexError):
+            with contextlib.suppress(
+                RuntimeError, AttributeError, IndexError, AssertionError
+            ):
                 self.mode.__exit__(None, None, None)
         error = getattr(sys, "last_value", None)
         if error is not None and self.oom is None and self.is_oom(error):
@@ -415,7 +460,7 @@ class Watch:
     ) -> None:
         """The result so far. Processes that used no CUDA memory write none."""
         if not self.torch.cuda.is_initialized():
-            if not last or error is None:
+            if not last or (error is None and self.ended != "timeout"):
                 return
             devices = []
         else:
@@ -427,8 +472,8 @@ class Watch:
             "cuda": self.torch.version.cuda,
             "arena": "torcharena.state" in sys.modules
             and sys.modules["torcharena.state"].enabled(),
-            "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-            or os.environ.get("PYTORCH_ALLOC_CONF"),
+            "conf": self.conf,
+            "chose": self.chose,
             "devices": devices,
             "steps": max(self.steps, default=0),
             "moved_at": self.moved_at,
@@ -455,6 +500,8 @@ class Watch:
         if stack is not None:
             result["stack"] = stack
         with self.lock:
+            if not last and self.over.is_set():
+                return  # what is there is newer
             target = os.path.join(self.job.folder, f"result.{self.pid}.json")
             with open(f"{target}.part", "w") as file:
                 json.dump(result, file)

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ranks=options.ranks,
             record=options.record,
             report=options.report,
-            keep_files=options.keep_files,
+            keep_files=_made(options.keep_files),
             share=tuple(map(_folder, options.share)),
         )
         if options.record is not None:
@@ -134,6 +135,22 @@ def _folder(path: str) -> str:
     if not os.path.isdir(found):
         raise ValueError(f"--share {path}: there is no such folder")
     return found
+
+
+def _made(path: str | None) -> str | None:
+    """The folder for what is kept: whether it can be there is known before the run."""
+    if path is not None:
+        try:
+            os.makedirs(path, exist_ok=True)
+            if os.listdir(path):
+                raise ValueError(
+                    f"--keep-files {path}: it is not empty; name a new folder"
+                )
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise ValueError(f"--keep-files {path}: {error.strerror}") from None
+    return path
 
 
 def _can_record(path: str, allocator: str) -> None:

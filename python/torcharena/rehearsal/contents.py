@@ -10,9 +10,25 @@ from typing import Any
 
 import torch
 
-__all__ = ["WIDEST", "Simulated", "is_dense", "is_float", "tensors_in", "view_of"]
+__all__ = [
+    "FLOATS",
+    "WIDEST",
+    "Simulated",
+    "is_dense",
+    "is_float",
+    "tensors_in",
+    "view_of",
+]
 
 WIDEST = 8  #: bytes of an element
+_VIEWS = 8192  # that are kept: parameters and their states come again every step
+#: Types of floats and complex numbers.
+FLOATS = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+)
+_views: dict[Any, torch.Tensor] = {}
 
 
 def tensors_in(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -26,7 +42,7 @@ def tensors_in(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def is_float(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return tensor.dtype in FLOATS
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -43,7 +59,33 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def view_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same bytes as a tensor of the simulated GPU."""
+    """A CPU tensor over the same bytes as a tensor of the simulated GPU. It is nobody's own:
+    the next that asks for the same bytes in the same shape gets it too."""
+    storage = tensor.untyped_storage()
+    key = (
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        storage.nbytes(),
+        tensor.storage_offset(),
+    )
+    view = _views.get(key)
+    if view is not None and not tensor.is_conj():
+        return view
+    if torch.is_inference_mode_enabled():  # later, others may write to it outside
+        with torch.inference_mode(False):
+            view = _view(tensor)
+    else:
+        view = _view(tensor)
+    if not (tensor.is_conj() or tensor.numel() == 0):
+        if len(_views) >= _VIEWS:
+            _views.clear()
+        _views[key] = view
+    return view
+
+
+def _view(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
@@ -86,12 +128,13 @@ class Simulated:
         """True where the contents are kept: integers, booleans, small floats, the CPU's."""
         if not tensor.is_cuda:
             return True
+        floats = tensor.dtype in FLOATS
+        if floats and tensor.numel() > self.limit:
+            return False
         if tensor.layout is not torch.strided or tensor._is_zerotensor():
             return False  # the latter: forward derivatives' zeros, which have no memory
-        if not is_float(tensor):
+        if not floats:
             return True
-        if tensor.numel() > self.limit:
-            return False
         return bool(
             tensor.untyped_storage().nbytes() <= self.limit * tensor.element_size()
         )

@@ -39,7 +39,11 @@ class Guesses:
     def among(self, tensors: Iterable[torch.Tensor]) -> bool:
         """True where the contents of one of them are a guess."""
         contents = self.contents
-        return bool(contents) and any(t.is_cuda and _at(t) in contents for t in tensors)
+        if contents:
+            for tensor in tensors:
+                if tensor.is_cuda and _at(tensor) in contents:
+                    return True
+        return False
 
     def mark(self, tensors: Iterable[torch.Tensor], guess: bool) -> None:
         """These have been written: with guesses or not. One that was written in part stays
@@ -71,7 +75,10 @@ class Guesses:
 
 def _at(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    offset = tensor.storage_offset()
+    if offset:
+        return tensor.data_ptr() - offset * tensor.element_size()
+    return tensor.data_ptr()
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

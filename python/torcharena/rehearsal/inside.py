@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from .values import Values
 
-__all__ = ["OPENED", "SPARSE", "has_sparse", "run"]
+__all__ = ["KERNELS", "OPENED", "SPARSE", "has_sparse", "run"]
 
 #: Operators that read values which their own code computes.
 OPENED = frozenset(
@@ -63,16 +63,20 @@ SPARSE = frozenset(
         "sum",
     }
 )
+#: Those of them whose dense result a library's kernel makes.
+KERNELS = frozenset({"add", "add_", "addmm", "addmm_", "addmv", "bmm", "mm", "mv"})
 
 
 def has_sparse(args: Any) -> bool:
     """True where one of the arguments is a sparse tensor on the device."""
-    return any(
-        isinstance(value, torch.Tensor)
-        and value.layout is not torch.strided
-        and value.is_cuda
-        for value in args
-    )
+    for value in args:
+        if (
+            isinstance(value, torch.Tensor)
+            and value.layout is not torch.strided
+            and value.is_cuda
+        ):
+            return True
+    return False
 
 
 def run(mode: Values, func: Any, name: str, args: Any, kwargs: Any) -> Any:

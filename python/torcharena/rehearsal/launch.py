@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import conf
 from . import alone
 from .cards import Card
 from .child import JOB, STOP, Job
@@ -89,29 +90,13 @@ def environment(
     env["TORCHARENA_REHEARSAL"] = "1"
     # It numbers the machine's real GPUs; what the program sets itself counts.
     env.pop("CUDA_VISIBLE_DEVICES", None)
-    conf = _conf(env, allocator == "expandable")
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        env.pop(name, None)
-    if conf:
-        env["PYTORCH_CUDA_ALLOC_CONF"] = conf
+    conf.settle(env, allocator == "expandable")
     return env
 
 
 def _put_first(env: dict[str, str], name: str, value: str) -> None:
     parts = [p for p in env.get(name, "").split(":") if p and p != value]
     env[name] = ":".join([value, *parts])
-
-
-def _conf(env: dict[str, str], expandable: bool) -> str:
-    """torch's allocator settings as they are, but for the choice of the allocator."""
-    given = env.get("PYTORCH_CUDA_ALLOC_CONF") or env.get("PYTORCH_ALLOC_CONF") or ""
-    kept = [
-        part
-        for part in given.split(",")
-        if part.strip()
-        and part.partition(":")[0].strip() not in ("expandable_segments", "backend")
-    ]
-    return ",".join([*kept, *(["expandable_segments:True"] if expandable else [])])
 
 
 @contextlib.contextmanager

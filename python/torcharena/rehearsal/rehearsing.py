@@ -68,7 +68,8 @@ def rehearse_command(
     card = find(options.gpu)
     if options.limit is not None and options.limit > card.memory:
         raise ValueError(
-            f"limit: {options.limit} bytes are more than the card has ({card.memory})"
+            f"limit: {format_size(options.limit)} are more than the card has, "
+            f"{format_size(card.memory)}"
         )
     _check_ranks(options)
     if options.report is not None:
@@ -89,9 +90,7 @@ def rehearse_command(
 
 def _arena_alone(run: Run) -> bool:
     """It failed for what the arena does not have, which torch's own allocators do."""
-    return run.allocator == "arena" and " under torcharena: " in (
-        run.first("error") or ""
-    )
+    return run.allocator == "arena" and " under torcharena" in (run.first("error") or "")
 
 
 def _check_ranks(options: Options) -> None:
@@ -234,7 +233,10 @@ class _Session:
         cap = verdict.smallest_cap(full)
         self.peak_step = verdict.peak_step(full)
         need = cap if cap is not None else full.peak_reserved
-        return Outcome(done, verdict.judge(done, need), need=need, cap=cap)
+        outcome = Outcome(done, verdict.judge(done, need), need=need, cap=cap)
+        if self.full is not None:  # by replaying under caps all is said
+            return outcome
+        return self.with_less(outcome, "it takes what is there")
 
     def torchs(self, done: Run) -> Outcome:
         if done.failed or done.timed_out:
@@ -246,11 +248,18 @@ class _Session:
                 if full.exit_code == 0 and not full.timed_out:
                     need = full.peak_reserved
             return Outcome(done, verdict.judge(done, need), need=need)
-        first = verdict.judge(done, done.peak_reserved)
-        outcome = Outcome(done, first, need=done.peak_reserved)
-        if first.answer != verdict.TOO_CLOSE or not self.options.again:
-            return outcome
+        outcome = Outcome(
+            done, verdict.judge(done, done.peak_reserved), need=done.peak_reserved
+        )
         # It fits, but hardly: the caches may be what fills the card.
+        return self.with_less(outcome, "it gives back its cache")
+
+    def with_less(self, outcome: Outcome, why: str) -> Outcome:
+        """Where it is too close to tell, once more with as much less as that is in doubt."""
+        first, done = outcome.verdict, outcome.run
+        close = first.answer == verdict.TOO_CLOSE and not done.oom
+        if not close or not self.options.again:
+            return outcome
         self.say(f"{done.allocator}: once more with less memory")
         less = verdict.room(self.card, self.options.limit, done.sharing) - first.unsure
         if less > 0:
@@ -261,9 +270,7 @@ class _Session:
                 second = self.again(done.allocator, self.card, less)
             if second.exit_code == 0 and not second.timed_out:
                 outcome.verdict = replace(
-                    first,
-                    answer=verdict.FITS,
-                    why="also with less: it gives back its cache",
+                    first, answer=verdict.FITS, why=f"also with less: {why}"
                 )
         return outcome
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any
@@ -336,7 +338,7 @@ class Report:
                         width,
                     )
             elif run.failed:
-                error = run.first("error") or "it printed no Python error"
+                error = run.first("error") or _silent(run.exit_code)
                 error = " ".join(_shortened(error, 400).split())
                 lines += _wrapped(
                     f"{name}: the script failed with exit code {run.exit_code}: {error}",
@@ -405,6 +407,13 @@ class Report:
             if not run.processes and not run.failed and not run.timed_out:
                 lines += _wrapped(f"{name}: it used no CUDA memory", width)
         first = self.outcomes[0].run
+        chose = next((c for o in self.outcomes if (c := o.run.first("chose"))), None)
+        if chose:
+            lines += _wrapped(
+                f"The script asks for {chose} itself; each row here is of the allocator "
+                "that it names all the same.",
+                width,
+            )
         if first.sharing > 1:
             lines += _wrapped(
                 f"{first.sharing} processes use one device: each is judged by an equal part "
@@ -635,6 +644,13 @@ def _shortened(text: str, width: int) -> str:
 def _end_of(place: str, width: int = 52) -> str:
     """A place whose path is long, without its beginning."""
     return place if len(place) <= width else f"...{place[3 - width :]}"
+
+
+def _silent(code: int) -> str:
+    """What ended a program that has left no Python error."""
+    with contextlib.suppress(ValueError):
+        return f"it was ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+    return "it printed no Python error"
 
 
 def _stack(frames: list[dict[str, Any]], width: int) -> list[str]:

@@ -6,8 +6,10 @@ again: `again` has the real PyTorch make the recorded allocations on the simulat
 seconds. Replays of an H200's traces reserve what it did, to the byte.
 
 A trace does not say which memory was a pool's (CUDA graphs, `MemPool`), nor how soon a stream
-was done with what ``record_stream`` named; `whole` is false for such a run, and for one of
-several processes. The program is then run again. This file is also what the process runs."""
+was done with what ``record_stream`` named; and a program that asks how much is reserved, or
+goes on after it ran out, may take another course under another allocator. `whole` is false for
+such a run, for one of several processes, and for one that was cut short (``os._exit``). The
+program is then run again. This file is also what the process runs."""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ _STREAMS = 32  # of a device: torch hands the same ones out again then
 
 
 def whole(run: launch.Run) -> bool:
-    """The arena's run is one that a replay stands for: it came to its end in one process, and
-    its trace says all that matters."""
+    """The arena's run is one that a replay stands for: it came to its end in one process, was
+    refused nothing, and its trace says all that matters."""
     if run.exit_code or run.timed_out or len(run.traces) != 1 or len(run.processes) != 1:
+        return False
+    if run.ooms or run.processes[0]["ended"] == "killed":
         return False
     try:
         return _says_all(_lines(run.traces[0]))
@@ -55,6 +59,9 @@ def again(
     allocators: with other peaks, and with exit code 1 where that runs out of memory. None
     where it could not be replayed."""
     base = {k: v for k, v in os.environ.items() if not k.startswith("TORCHARENA_")}
+    made = run.processes[0].get("conf")  # by the script itself, it may be
+    if made:
+        base["PYTORCH_CUDA_ALLOC_CONF"] = made
     env = launch.environment(card.spelt(), gpus, allocator, base)
     started = time.monotonic()
     try:
@@ -96,10 +103,14 @@ def _device(words: list[str]) -> int:
 
 def _says_all(lines: list[str]) -> bool:
     streams: dict[int, set[str]] = {}
+    asked = False
     for line in lines:
         if line.startswith("r ") or line in marks.SILENT:
             return False
+        asked = asked or line == marks.ASKED
         if line.startswith("a "):
+            if asked:
+                return False
             words = line.split(" ")
             streams.setdefault(_device(words), set()).add(words[3])
     return all(len(seen) <= _STREAMS for seen in streams.values())

@@ -32,7 +32,15 @@ from torch.utils._python_dispatch import (
 )
 
 from . import guesses, inside
-from .contents import WIDEST, Simulated, is_dense, is_float, tensors_in, view_of
+from .contents import (
+    FLOATS,
+    WIDEST,
+    Simulated,
+    is_dense,
+    is_float,
+    tensors_in,
+    view_of,
+)
 from .guessing import CHOICES, EQUALITIES, SPRINKLED, Guesser
 
 __all__ = ["DEFAULT_LIMIT", "Values"]
@@ -119,9 +127,22 @@ _OVERWRITES = ("copy_", "fill_", "normal_", "random_", "uniform_", "zero_")
 class _Plan:
     """What to do with one operator, looked up once."""
 
-    __slots__ = ("composite", "fresh", "kind", "name", "seeded", "sparse", "writes")
+    __slots__ = (
+        "call",
+        "composite",
+        "fresh",
+        "func",
+        "kind",
+        "name",
+        "plain",
+        "seeded",
+        "sparse",
+        "writes",
+    )
 
     def __init__(self, func: Any) -> None:
+        self.func = func  # held, as plans go by its address
+        self.call = func._op if type(func) is torch._ops.OpOverload else func
         schema = func._schema
         name = schema.name.split("::")[-1]
         self.name = name
@@ -155,18 +176,22 @@ class _Plan:
         elif name.startswith(_LEFT_ALONE) or name.startswith("new_empty"):
             self.kind = _LEAVE
         elif (
-            returns and not self.writes and all(r.alias_info is not None for r in returns)
+            name == "_unsafe_view"  # says nothing of it, but is one
+            or torch.Tag.inplace_view in func.tags
+            or (
+                returns
+                and not self.writes
+                and all(r.alias_info is not None for r in returns)
+            )
         ):
             self.kind = _VIEW
         else:
             self.kind = _PLAIN
+        #: Runs, and that is all.
+        self.plain = self.kind in (_VIEW, _LEAVE) and not (self.composite or self.sparse)
 
 
 _PLAN_ADD_ = _Plan(_ADD_)
-
-
-def _is_in(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
-    return any(tensor is other for other in tensors)
 
 
 def _is_for_device(args: Any, kwargs: Any) -> bool:
@@ -184,6 +209,22 @@ def _uses_of_storage(tensor: torch.Tensor) -> int:
 
 def _stack() -> list[Any]:
     return list(_get_current_dispatch_mode_stack())
+
+
+def _no_rules() -> None:
+    """PyTorch asks at each operation whether somebody has registered a rule for this mode,
+    by the operator's name: nobody has. It keeps the function that it asks first."""
+    import torch._library.simple_registry as registry
+
+    inner = getattr(registry, "find_torch_dispatch_rule", None)
+    if inner is None or getattr(inner, "_quick", False):
+        return
+
+    def find(op: Any, kind: type) -> Any:
+        return None if kind is Values else inner(op, kind)
+
+    find._quick = True  # type: ignore[attr-defined]
+    registry.find_torch_dispatch_rule = find
 
 
 class _Again:
@@ -223,12 +264,13 @@ class Values(TorchDispatchMode):
 
     def __init__(self, limit: int | None = None, seed: int = 0) -> None:
         super().__init__()
+        _no_rules()
         if limit is None:
             limit = int(os.environ.get("TORCHARENA_VALUES_LIMIT", DEFAULT_LIMIT))
         self.memory = Simulated(limit)
         self.known = self.memory.known
         self.guesser = Guesser(self.memory, seed)
-        self.plans: dict[Any, _Plan] = {}
+        self.plans: dict[int, _Plan] = {}  # by `id`: operators are slow to hash
         self.guessed: Counter[str] = Counter()  #: operators fed or filled at random
         self.guesses = guesses.Guesses()  #: which contents are, and where one was read
         self.failed: Counter[str] = Counter()  #: operators the CPU could not compute
@@ -277,11 +319,9 @@ class Values(TorchDispatchMode):
     def exactly(self, tensors: list[torch.Tensor]) -> Iterator[None]:
         """Copies of large integers on the device are made, unlike those of floats."""
         memory = self.memory
-        large = memory.skip is not None and any(
-            not is_float(t) and t.numel() * t.element_size() > memory.limit * WIDEST
-            for t in tensors
-        )
-        if not large:
+        if memory.skip is None or not any(
+            t.dtype not in FLOATS and self._is_wide(t) for t in tensors
+        ):
             yield
             return
         memory.skip(_ALL)
@@ -289,6 +329,10 @@ class Values(TorchDispatchMode):
             yield
         finally:
             memory.skip(0)
+
+    def _is_wide(self, tensor: torch.Tensor) -> bool:
+        """Copies of so many bytes are not made unless they must be."""
+        return tensor.numel() * tensor.element_size() > self.memory.limit * WIDEST
 
     def again(self) -> Any:
         """The mode itself, without what entering it at first does."""
@@ -302,16 +346,17 @@ class Values(TorchDispatchMode):
         }
 
     # --- converting arguments -------------------------------------------------------------
-    def _convert(self, value: Any, reads: bool = False) -> Any:
-        """An argument for the CPU. ``reads``: it is not written to."""
+    def _convert(self, value: Any, reads: bool = False, sure: bool = False) -> Any:
+        """An argument for the CPU. ``reads``: it is not written to. ``sure``: its contents
+        are known."""
         if isinstance(value, torch.Tensor):
             if not value.is_cuda:
                 return value
-            if not self.known(value):
+            if not sure and not self.known(value):
                 return self.guesser.like(value)
             return self._sparsely(value) if reads else view_of(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._convert(v, reads) for v in value)
+            return type(value)([self._convert(v, reads, sure) for v in value])
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
@@ -331,12 +376,15 @@ class Values(TorchDispatchMode):
         self.memory.touched(copy.data_ptr(), tensor.data_ptr(), size)
         return copy.view(tensor.shape)
 
-    def _on_cpu(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
-        """The operator on the CPU over the same memory; None where it cannot."""
+    def _on_cpu(
+        self, func: Any, plan: _Plan, args: Any, kwargs: Any, sure: bool = False
+    ) -> Any:
+        """The operator on the CPU over the same memory; None where it cannot. ``sure``: all
+        contents are known."""
         try:
             reads = not plan.writes
-            cpu_args = self._convert(tuple(args), reads)
-            cpu_kwargs = {k: self._convert(v, reads) for k, v in kwargs.items()}
+            cpu_args = self._convert(tuple(args), reads, sure)
+            cpu_kwargs = {k: self._convert(v, reads, sure) for k, v in kwargs.items()}
             if cpu_kwargs.get("pin_memory"):
                 cpu_kwargs["pin_memory"] = False
             if not plan.seeded or cpu_kwargs.get("generator") is not None:
@@ -362,16 +410,22 @@ class Values(TorchDispatchMode):
                 if kind.__name__ == "FakeTensor":  # its mode comes after ours
                     return func(*args, **(kwargs or {}))
                 return NotImplemented  # a subclass has its say first
-        kwargs = kwargs or {}
-        plan = self.plans.get(func)
+        if kwargs is None:
+            kwargs = {}
+        plan = self.plans.get(id(func))
         if plan is None:
-            plan = self.plans[func] = _Plan(func)
+            plan = self.plans[id(func)] = _Plan(func)
+        if plan.plain:
+            return plan.call(*args, **kwargs)
         kind = plan.kind
         if plan.composite and kind != _RANKS:
             with self.again():
                 return func.decompose(*args, **kwargs)
         if plan.sparse and inside.has_sparse(args):
-            return inside.run(self, func, plan.name, args, kwargs)
+            result = inside.run(self, func, plan.name, args, kwargs)
+            if plan.name in inside.KERNELS:
+                self._not_computed(result)
+            return result
         if kind in (_VIEW, _LEAVE):
             return func(*args, **kwargs)
         if (
@@ -401,7 +455,14 @@ class Values(TorchDispatchMode):
                 t.layout is torch.strided for t in inputs
             ):
                 return self._sized_by_values(func, plan, args, kwargs, inputs)
-        result = func(*args, **kwargs)
+        result = plan.call(*args, **kwargs)
+        if (  # as most results are: nothing is kept of it
+            type(result) is torch.Tensor
+            and not plan.writes
+            and result.dtype in FLOATS
+            and result.numel() > self.memory.limit
+        ):
+            return result
         self._after(func, plan, args, kwargs, result)
         return result
 
@@ -450,19 +511,23 @@ class Values(TorchDispatchMode):
 
     def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """Copies move bytes themselves, but large floats' need not; casts are kernels."""
+        memory = self.memory
         inputs = tensors_in(args, tensors_in(kwargs.values(), []))
-        large = self.memory.skip is not None and any(
-            is_float(t) and t.numel() > self.memory.limit for t in inputs
-        )
-        if large:
-            self.memory.skip(self.memory.limit)
+        large = wide = False
+        if memory.skip is not None:
+            for tensor in inputs:
+                if tensor.dtype in FLOATS:
+                    large = large or tensor.numel() > memory.limit
+                else:
+                    wide = wide or self._is_wide(tensor)
+        if large or wide:
+            memory.skip(memory.limit if large else _ALL)
             try:
-                result = func(*args, **kwargs)
+                result = plan.call(*args, **kwargs)
             finally:
-                self.memory.skip(0)
+                memory.skip(0)
         else:
-            with self.exactly(inputs):
-                result = func(*args, **kwargs)
+            result = plan.call(*args, **kwargs)
         source = args[1] if plan.name == "copy_" and len(args) > 1 else args[0]
         to_host = (
             isinstance(result, torch.Tensor)
@@ -545,7 +610,8 @@ class Values(TorchDispatchMode):
             )
             tensors_in((value,), written)
         outputs = written or tensors_in((result,), [])
-        wanted = [t for t in outputs if t.numel() and t.is_cuda and self.known(t)]
+        known = self.known
+        wanted = [t for t in outputs if t.is_cuda and known(t) and t.numel()]
         if not wanted:
             return
         if plan.name in _ZEROS and self.memory.zeroed(outputs[0]):
@@ -569,6 +635,7 @@ class Values(TorchDispatchMode):
         inputs = tensors_in(args, tensors_in(kwargs.values(), []))
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
+            self._not_computed(wanted)
             return
         integers = [t for t in wanted if not is_float(t)]
         much = (
@@ -579,7 +646,8 @@ class Values(TorchDispatchMode):
         if unknown or much:
             guess = True
         elif plan.fresh:
-            guess = self.guesses.among(t for t in inputs if not _is_in(t, written))
+            over = {id(t) for t in written}
+            guess = self.guesses.among(t for t in inputs if id(t) not in over)
         else:
             guess = self.guesses.among(inputs)
         self.guesses.mark(wanted, guess)
@@ -603,7 +671,7 @@ class Values(TorchDispatchMode):
             for tensor in wanted:
                 self.guesser.fill(tensor)
             return
-        values = self._on_cpu(func, plan, args, kwargs)
+        values = self._on_cpu(func, plan, args, kwargs, sure=not unknown)
         if written:
             return
         if values is None:
@@ -611,10 +679,15 @@ class Values(TorchDispatchMode):
                 if is_float(tensor):
                     self.guesser.fill(tensor)
             return
+        kept = {id(t) for t in wanted}
         for tensor, value in zip(outputs, tensors_in((values,), []), strict=False):
-            known = tensor.is_cuda and tensor.numel() and self.known(tensor)
-            if known and tensor.shape == value.shape:
+            if id(tensor) in kept and tensor.shape == value.shape:
                 view_of(tensor).copy_(value)
+
+    def _not_computed(self, made: Any) -> None:
+        """Small floats that a library's kernel for sparse tensors would have made."""
+        found = tensors_in((made,), [])
+        self.guesses.mark([t for t in found if is_float(t) and self.known(t)], True)
 
     def _work(
         self, plan: _Plan, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
