@@ -367,7 +367,7 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
     if (status) return status;
     u->allocator = allocator;
     walk w = {u, 0};
-    ta_visitor visitor = {&w, visit_segment, visit_block};
+    ta_visitor visitor = {&w, visit_segment, visit_block, NULL};
     ta_visit(allocator, -1, &visitor);
     for (int i = 0; i < TA_MAX_DEVICES; i++) { /* what was before belongs to no phase */
         device_usage *d = &u->device[i];

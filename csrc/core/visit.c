@@ -29,6 +29,24 @@ static const ta_block *next_piece(const ta_block *b, uint64_t low, uint64_t high
     return b;
 }
 
+static bool is_elsewhere(const ta_chunk *c, uint32_t slot)
+{
+    const ta_slot_state state = ta_slot_is(c, slot);
+    return state == TA_SLOT_HOST || state == TA_SLOT_AWAY || state == TA_SLOT_VOID;
+}
+
+static void tell_elsewhere(const ta_chunk *c, uint32_t first, uint32_t last,
+                           const ta_visitor *visitor)
+{
+    for (uint32_t i = first, end; i <= last; i = end) {
+        end = i + 1;
+        if (!is_elsewhere(c, i)) continue;
+        while (end <= last && is_elsewhere(c, end)) end++;
+        visitor->elsewhere(visitor->context, c->addr + ((uint64_t)i << c->shift),
+                           (uint64_t)(end - i) << c->shift);
+    }
+}
+
 /* A place that is held just now may lack pages: the run [low, high) then cuts it. */
 static const ta_block *visit_run(const ta_arena *arena, const ta_chunk *c, uint64_t low,
                                  uint64_t high, const ta_block *b,
@@ -60,6 +78,7 @@ static const ta_block *visit_run(const ta_arena *arena, const ta_chunk *c, uint6
         s.requested += piece.requested;
     }
     if (visitor->segment) visitor->segment(visitor->context, &s);
+    if (visitor->elsewhere && s.on_host + s.away) tell_elsewhere(c, first, last, visitor);
     while (b && b->addr < high) {
         const ta_block *next = next_piece(b, low, high, &piece);
         if (visitor->block) visitor->block(visitor->context, &piece);

@@ -444,6 +444,8 @@ typedef struct ta_visitor {
     void *context;
     void (*segment)(void *context, const ta_segment_info *segment);
     void (*block)(void *context, const ta_block_info *block);
+    /* NULL, or: pages of the segment just told that are not on the device, run by run. */
+    void (*elsewhere)(void *context, uint64_t addr, uint64_t size);
 } ta_visitor;
 TA_API ta_status ta_visit(ta_allocator *allocator, int device, const ta_visitor *visitor);
 

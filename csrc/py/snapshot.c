@@ -7,12 +7,19 @@
 
 #include "convert.h"
 
+typedef struct elsewhere { /* pages that are not on the device */
+    size_t segment;
+    uint64_t addr, size;
+} elsewhere;
+
 typedef struct copied {
     ta_segment_info *segments;
     size_t *first_block; /* of each segment */
     size_t segment_count, segment_room;
     ta_block_info *blocks;
     size_t block_count, block_room;
+    elsewhere *away; /* in the order of their segments */
+    size_t away_count, away_room;
     bool failed; /* malloc */
 } copied;
 
@@ -47,6 +54,18 @@ static void on_segment(void *context, const ta_segment_info *segment)
     c->segments[c->segment_count++] = *segment;
 }
 
+static void on_elsewhere(void *context, uint64_t addr, uint64_t size)
+{
+    copied *c = context;
+    void *away = c->away;
+    if (c->failed || !grow(&away, &c->away_room, c->away_count, sizeof *c->away)) {
+        c->failed = true;
+        return;
+    }
+    c->away = away;
+    c->away[c->away_count++] = (elsewhere){c->segment_count - 1, addr, size};
+}
+
 static void on_block(void *context, const ta_block_info *block)
 {
     copied *c = context;
@@ -79,10 +98,11 @@ static PyObject *block_object(const ta_block_info *b)
                          "serial", (unsigned long long)b->serial);
 }
 
-static PyObject *segment_object(const ta_segment_info *s, PyObject *blocks)
+static PyObject *segment_object(const ta_segment_info *s, PyObject *blocks,
+                                PyObject *away)
 {
     return Py_BuildValue(
-        "{s:i,s:K,s:O,s:(KK),s:K,s:K,s:K,s:K,s:K,s:K,s:I,s:K,s:K,s:O}", "device",
+        "{s:i,s:K,s:O,s:(KK),s:K,s:K,s:K,s:K,s:K,s:K,s:I,s:K,s:K,s:O,s:O}", "device",
         s->device, "stream", (unsigned long long)(uintptr_t)s->stream, "small",
         s->small ? Py_True : Py_False, "pool", (unsigned long long)s->pool.a,
         (unsigned long long)s->pool.b, "address", (unsigned long long)s->addr, "size",
@@ -90,7 +110,7 @@ static PyObject *segment_object(const ta_segment_info *s, PyObject *blocks)
         "active", (unsigned long long)s->active, "requested",
         (unsigned long long)s->requested, "page_bytes", (unsigned long long)s->page_bytes,
         "region", (unsigned int)s->region, "on_host", (unsigned long long)s->on_host,
-        "away", (unsigned long long)s->away, "blocks", blocks);
+        "away", (unsigned long long)s->away, "blocks", blocks, "elsewhere", away);
 }
 
 static PyObject *blocks_of(const copied *c, size_t segment)
@@ -107,14 +127,30 @@ static PyObject *blocks_of(const copied *c, size_t segment)
     return list;
 }
 
+/* From `*next` on, those of the segment. */
+static PyObject *away_of(const copied *c, size_t segment, size_t *next)
+{
+    PyObject *list = PyList_New(0);
+    for (; list && *next < c->away_count && c->away[*next].segment == segment; ++*next) {
+        PyObject *pair = Py_BuildValue("(KK)", (unsigned long long)c->away[*next].addr,
+                                       (unsigned long long)c->away[*next].size);
+        if (pair == NULL || PyList_Append(list, pair) < 0) Py_CLEAR(list);
+        Py_XDECREF(pair);
+    }
+    return list;
+}
+
 static PyObject *to_list(const copied *c)
 {
+    size_t next = 0;
     PyObject *list = PyList_New((Py_ssize_t)c->segment_count);
     for (size_t i = 0; list != NULL && i < c->segment_count; i++) {
         PyObject *blocks = blocks_of(c, i);
+        PyObject *away = away_of(c, i, &next);
         PyObject *segment =
-            blocks != NULL ? segment_object(&c->segments[i], blocks) : NULL;
+            blocks && away ? segment_object(&c->segments[i], blocks, away) : NULL;
         Py_XDECREF(blocks);
+        Py_XDECREF(away);
         if (segment == NULL || PyList_SetItem(list, (Py_ssize_t)i, segment) < 0)
             Py_CLEAR(list);
     }
@@ -130,7 +166,10 @@ PyObject *ta_py_snapshot(PyObject *self, PyObject *args)
     if (allocator == NULL) return NULL;
     copied c;
     memset(&c, 0, sizeof c);
-    ta_visitor visitor = {.context = &c, .segment = on_segment, .block = on_block};
+    ta_visitor visitor = {.context = &c,
+                          .segment = on_segment,
+                          .block = on_block,
+                          .elsewhere = on_elsewhere};
     ta_status status;
     Py_BEGIN_ALLOW_THREADS
     status = ta_visit(allocator, device, &visitor);
@@ -145,5 +184,6 @@ PyObject *ta_py_snapshot(PyObject *self, PyObject *args)
     free(c.segments);
     free(c.first_block);
     free(c.blocks);
+    free(c.away);
     return list;
 }

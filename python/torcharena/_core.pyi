@@ -137,6 +137,7 @@ class Segment(TypedDict):
     page_bytes: int
     region: int  # 0: none
     on_host: int  # of size
+    elsewhere: list[tuple[int, int]]  # address, size: pages that are not on the device
     away: int  # of size: asleep, nothing is mapped there
     blocks: list[Block]
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from .loading import core
 
-__all__ = ["CELLS", "GAP", "collect", "of_segments"]
+__all__ = ["CELLS", "GAP", "HOST", "collect", "of_segments"]
 
 CELLS = 4096  # at most, of all arenas together
 ARENAS = 48  # that are drawn; the rest are summed
 GAP = -1  # a cell: no pages between here and there
+HOST = -2  # a page that is in host memory, or asleep and nowhere
 
 
 def collect(index: int, ready: int = 0) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def collect(index: int, ready: int = 0) -> dict[str, Any]:
 
 def of_segments(segments: list[Any]) -> dict[str, Any]:
     """Of each arena, the largest first: its pages in address order as cells, how many per
-    cent of each hold live bytes, with a gap where addresses have no pages."""
+    cent of each hold live bytes, or `HOST`, with a gap where addresses have no pages."""
     arenas: dict[tuple[int, bool, tuple[int, int]], list[Any]] = {}
     for segment in segments:
         key = (segment["stream"], segment["small"], segment["pool"])
@@ -47,10 +48,14 @@ def of_segments(segments: list[Any]) -> dict[str, Any]:
 
 def _arena(runs: list[Any], row: dict[str, Any]) -> dict[str, Any]:
     cells: list[int] = []
-    full = partly = idle = 0
+    full = partly = idle = host = 0
     for run in runs:
         page = run["page_bytes"]
         used = _used(run, page)
+        for address, size in run.get("elsewhere", ()):
+            first = (address - run["address"]) // page
+            used[first : first + size // page] = [HOST] * (size // page)
+        host += used.count(HOST)
         full += sum(size >= page for size in used)
         idle += sum(size == 0 for size in used)
         partly += sum(0 < size < page for size in used)
@@ -58,8 +63,8 @@ def _arena(runs: list[Any], row: dict[str, Any]) -> dict[str, Any]:
             cells.append(GAP)
         # Never 0 or 100 by rounding.
         cells += [
-            0
-            if not size
+            size
+            if size in (0, HOST)
             else 100
             if size >= page
             else min(99, max(1, 100 * size // page))
@@ -72,6 +77,7 @@ def _arena(runs: list[Any], row: dict[str, Any]) -> dict[str, Any]:
         "full": full,
         "partly": partly,
         "idle": idle,
+        "host": host,
         "cells": cells,
     }
 
@@ -98,7 +104,10 @@ def _fewer(cells: list[int], each: int) -> list[int]:
 
     def close() -> None:
         for at in range(0, len(run), each):
-            some = run[at : at + each]
+            some = [cell for cell in run[at : at + each] if cell != HOST]
+            if not some:
+                fewer.append(HOST)
+                continue
             fewer.append(sum(some) // len(some) or int(any(some)))
         run.clear()
 

@@ -65,9 +65,7 @@ def page(data: dict[str, Any]) -> str:
         _section("Growth from step to step", _growth(data)),
         _section("What would save most then, at most", _remedies(data)),
         "</div>",
-        _section("Pages of the arena now", map_svg(data["map"]) + map_legend())
-        if data.get("map")
-        else "",
+        _section("Pages of the arena now", _map(data["map"])) if data.get("map") else "",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -229,6 +227,11 @@ def _categories(data: dict[str, Any]) -> str:
     return bar(pieces, peak["bytes"]) + _table(
         ("category", "at the peak", "", "now"), rows, 1, total=True
     )
+
+
+def _map(data: dict[str, Any]) -> str:
+    on_host = any(row.get("host") for row in data["arenas"])
+    return map_svg(data) + map_legend(on_host)
 
 
 def _memory(data: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import bisect
 from html import escape
 from typing import Any
 
-from .address_map import GAP
+from .address_map import GAP, HOST
 from .sizes import format_size
 from .timelines import ORDER, narrowed, squeezed
 
@@ -35,7 +35,7 @@ _PHASES = {
 }
 _MORE = ("#cf6f9b", "#6fb3b8", "#b8935f", "#8c9fd9", "#9fb84f", "#d6a3c4")
 # Of pages.
-FULL, IDLE = "#3f78c3", "#d98a5a"
+FULL, IDLE, ON_HOST = "#3f78c3", "#d98a5a", "#a58bc9"
 
 _LEFT, _RIGHT, _TOP = 66, 12, 16  # around a timeline, in its own units
 _STRIP = 12  # height of the row of phases
@@ -317,7 +317,7 @@ _CELL, _COLUMNS = 11, 90
 
 
 def map_svg(data: dict[str, Any], arenas: int = 16) -> str:
-    """Each arena's pages in address order: full, partly used, idle."""
+    """Each arena's pages in address order: full, partly used, idle, on the host."""
     rows = data["arenas"][:arenas]
     if not rows:
         return "<p>No pages are mapped.</p>"
@@ -329,7 +329,9 @@ def map_svg(data: dict[str, Any], arenas: int = 16) -> str:
         parts.append(
             f'<text x="0" y="{top + 11}" opacity=".85">{escape(row["kind"])}, stream '
             f"{row['stream']}: {format_size(row['bytes'])}, {row['full']:,} full, "
-            f"{row['partly']:,} partly used, {row['idle']:,} idle pages of {page}{each}"
+            f"{row['partly']:,} partly used, {row['idle']:,} idle"
+            f"{f', {host:,} on the host;' if (host := row.get('host')) else ''}"
+            f" pages of {page}{each}"
             f"</text>"
         )
         top += 17
@@ -361,6 +363,8 @@ def map_svg(data: dict[str, Any], arenas: int = 16) -> str:
 def _cell(used: int, left: int, top: int) -> str:
     inside = _CELL - 1.5
     place = f'x="{left}" y="{top}" width="{inside}"'
+    if used == HOST:
+        return f'<rect {place} height="{inside}" fill="{ON_HOST}"/>'
     if used >= 100:
         return f'<rect {place} height="{inside}" fill="{FULL}"/>'
     if used == 0:
@@ -376,14 +380,15 @@ def _cell(used: int, left: int, top: int) -> str:
     )
 
 
-def map_legend() -> str:
+def map_legend(on_host: bool = False) -> str:
     """What the map's cells mean."""
     idle = f"none;box-shadow:inset 0 0 0 1px {IDLE}"
     partly = f"linear-gradient(to top,{FULL} 50%,rgba(128,128,128,.35) 50%)"
     return (
         f'<div style="line-height:1.7">{_chip(FULL, "full")}'
         f"{_chip(partly, 'partly used, filled as far as it is')}"
-        f"{_chip(idle, 'idle: mapped, nothing on it')}</div>"
+        f"{_chip(idle, 'idle: mapped, nothing on it')}"
+        f"{_chip(ON_HOST, 'in host memory') if on_host else ''}</div>"
     )
 
 

@@ -22,7 +22,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def table(data: dict[str, Any]) -> str:
-    """The whole report, at most 100 columns wide."""
+    """The whole report; about 100 columns wide, where phases have short names."""
     peak, now = data["peak"], data["now"]
     where = f" in {peak['phase']}" if peak["phase"] else ""
     step = f", step {peak['step']}" if data["steps"] else ""

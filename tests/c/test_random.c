@@ -386,7 +386,7 @@ static void see_block(void *context, const ta_block_info *b)
 static void visit(worker *k)
 {
     tiles t = {.good = true};
-    const ta_visitor visitor = {&t, see_segment, see_block};
+    const ta_visitor visitor = {&t, see_segment, see_block, NULL};
     if (ta_visit(k->m->w.allocator, -1, &visitor) != TA_OK) WRONG(k, "visit refused");
     if (!t.good || t.at != t.end) WRONG(k, "blocks do not tile their segments");
     if (!k->m->alone) return;

@@ -261,6 +261,14 @@ def test_maps_add_up() -> None:
     assert (large["full"], large["partly"], large["idle"]) == (2, 2, 2)
     assert large["bytes"] == 6 * page_bytes and large["live"] == 6144 + 4096 + 512
     assert small["kind"] == "small" and small["stream"] == 1 and small["idle"] == 1
+    away = segment(5 << 20, [(8192, "live"), (8192, "free"), (8192, "live")])
+    away["elsewhere"] = [((5 << 20) + 4096, 4096), ((5 << 20) + 16384, 8192)]
+    found = address_map.of_segments([away])["arenas"][0]
+    host = address_map.HOST
+    assert found["cells"] == [100, host, 0, 0, host, host]
+    assert [found[name] for name in ("full", "idle", "host")] == [1, 2, 3]
+    drawn = map_svg(address_map.of_segments([away]))
+    assert "2 idle, 3 on the host; pages of" in drawn
     many = [
         segment(i << 24, [(page_bytes * 3, "live"), (page_bytes * 2 + 512, "free")])
         for i in range(4000)

@@ -366,7 +366,8 @@ with torcharena.phase("more"):
 report = torcharena.report()
 checked()
 print({"memory": report.data["now"]["memory"], "text": str(report),
-       "page": "spilled</th>" in __import__("torcharena.page").page.page(report.data),
+       "map": report.data["map"]["arenas"],
+       "page": "in host memory</span>" in __import__("torcharena.page").page.page(report.data),
        "spilled": {row["path"]: row["spilled"] for row in report.data["phases"]}})
 """,
         TORCHARENA_SPILL="1GiB",
@@ -376,6 +377,8 @@ print({"memory": report.data["now"]["memory"], "text": str(report),
     assert memory["of that in host memory"] == -80 << 20
     parts = list(memory.values())[: list(memory).index("reserved")]
     assert sum(parts) == memory["reserved"] == 240 << 20
+    assert sum(arena["host"] for arena in found["map"]) == 20
+    assert sum(arena["full"] for arena in found["map"]) == 60
     assert "waits     spilled" in found["text"] and found["page"]
 
 
