@@ -124,7 +124,7 @@ def pinned_rates(size: int = GIB) -> tuple[float, float, float]:
 def copies(gib: int) -> None:
     out, back, both = pinned_rates()
     say("pinned copies", to_host=out, to_device=back, each_of_both=both)
-    from torcharena.host_tensors import ArenaTensors
+    from torcharena.spill.host_tensors import ArenaTensors
 
     device = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     page = ArenaTensors("benchmark").flat(GIB, device.device)

@@ -125,7 +125,7 @@ def share(within: float | None, spent: list[tuple[float, float]], loops: int) ->
 def hooks_of(run: Callable[[], Any]) -> float:
     """Seconds that ``run()``, which tracks, spends in what `track` hung into the loop; the
     timers' own are in it."""
-    from torcharena import phases, tracking
+    from torcharena.reports import phases, tracking
 
     spent = 0.0
     inside = False

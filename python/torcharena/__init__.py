@@ -10,31 +10,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .caps import device_memory, limit, set_limit
+from .caps.caps import device_memory, limit, set_limit
+from .caps.limits_table import Limit, Limits, limits
 from .installing import enable
-from .limits_table import Limit, Limits, limits
-from .phases import phase
 from .recording import Recording, mark, record
-from .regions import region, sleep, wake_up
-from .spilling import empty_cache, step
+from .reports.phases import phase
+from .spill.regions import region, sleep, wake_up
+from .spill.spilling import empty_cache, step
 from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
-    from .auto_offloading import AutoOffload, auto_offload
-    from .batch_sizes import BatchSize
-    from .batches import find_batch_size
+    from .batches.batch_sizes import BatchSize
+    from .batches.batches import find_batch_size
     from .integrations.figures import tqdm_postfix
-    from .lines import stacks
-    from .notebook import Watch, watch
-    from .offload_optimizers import offload_optimizer, onload_optimizer
-    from .offload_saved import offload_activations
-    from .out_of_memory import free_exceptions, held_by_exceptions, on_oom
     from .rehearsal.api import is_rehearsal, rehearse
-    from .reporting import Report, report
-    from .snapshots import snapshot
-    from .timelines import Timeline, timeline
-    from .tracking import Tracking, track
+    from .reports.lines import stacks
+    from .reports.notebook import Watch, watch
+    from .reports.out_of_memory import free_exceptions, held_by_exceptions, on_oom
+    from .reports.reporting import Report, report
+    from .reports.snapshots import snapshot
+    from .reports.timelines import Timeline, timeline
+    from .reports.tracking import Tracking, track
+    from .spill.auto_offloading import AutoOffload, auto_offload
+    from .spill.offload_optimizers import offload_optimizer, onload_optimizer
+    from .spill.offload_saved import offload_activations
 
 __version__ = "0.1.0"
 
@@ -86,29 +86,29 @@ __all__ = [
 
 # Imported when first used.
 _LATE = {
-    "BatchSize": "batch_sizes",
-    "Report": "reporting",
-    "Timeline": "timelines",
-    "Tracking": "tracking",
-    "Watch": "notebook",
-    "auto_offload": "auto_offloading",
-    "AutoOffload": "auto_offloading",
-    "find_batch_size": "batches",
-    "free_exceptions": "out_of_memory",
-    "held_by_exceptions": "out_of_memory",
+    "BatchSize": "batches.batch_sizes",
+    "Report": "reports.reporting",
+    "Timeline": "reports.timelines",
+    "Tracking": "reports.tracking",
+    "Watch": "reports.notebook",
+    "auto_offload": "spill.auto_offloading",
+    "AutoOffload": "spill.auto_offloading",
+    "find_batch_size": "batches.batches",
+    "free_exceptions": "reports.out_of_memory",
+    "held_by_exceptions": "reports.out_of_memory",
     "is_rehearsal": "rehearsal.api",
-    "offload_activations": "offload_saved",
-    "offload_optimizer": "offload_optimizers",
-    "on_oom": "out_of_memory",
-    "onload_optimizer": "offload_optimizers",
+    "offload_activations": "spill.offload_saved",
+    "offload_optimizer": "spill.offload_optimizers",
+    "on_oom": "reports.out_of_memory",
+    "onload_optimizer": "spill.offload_optimizers",
     "rehearse": "rehearsal.api",
-    "report": "reporting",
-    "snapshot": "snapshots",
-    "stacks": "lines",
-    "timeline": "timelines",
+    "report": "reports.reporting",
+    "snapshot": "reports.snapshots",
+    "stacks": "reports.lines",
+    "timeline": "reports.timelines",
     "tqdm_postfix": "integrations.figures",
-    "track": "tracking",
-    "watch": "notebook",
+    "track": "reports.tracking",
+    "watch": "reports.notebook",
 }
 
 
@@ -120,13 +120,13 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext torcharena``: the magics ``%arena`` and ``%%arena``."""
-    from .notebook import load
+    from .reports.notebook import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext torcharena``."""
-    from .notebook import unload
+    from .reports.notebook import unload
 
     unload(shell)

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__, report_command, settings, sizes, top_command
+from . import __version__, settings, sizes
+from .reports import report_command
+from .top import top_command
 
 __all__ = ["main"]
 

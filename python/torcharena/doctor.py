@@ -11,7 +11,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import __version__, limits_admin, settings
+from . import __version__, settings
+from .caps import limits_admin
 from .loading import core
 from .sizes import format_size
 from .state import DEFAULT_PAGE

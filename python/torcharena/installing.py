@@ -17,8 +17,10 @@ import signal
 import warnings
 from typing import Any
 
-from . import caps, conf, limits_admin, limits_live, settings, sizes, spilling, state
+from . import conf, settings, sizes, state
+from .caps import caps, limits_admin, limits_live
 from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node, warn
+from .spill import spilling
 from .state import SizeLike, cuda_is_initialized, enabled
 
 __all__ = ["SETTERS", "enable", "enable_from_environment"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import limits_table
-from .caps import SOURCES, device_memory
+from .caps import limits_table
+from .caps.caps import SOURCES, device_memory
 from .loading import core, pass_on
 from .sizes import format_size
 from .state import DeviceLike, device_index, needs_cuda, needs_enabled
@@ -158,7 +158,7 @@ def _host_lines(index: int, found: dict[str, Any]) -> list[str]:
         f"  {found['spill_allocations']:,} requests went to the host for want of room, "
         f"{format_size(found['spill_allocated_bytes'])} in all"
     )
-    offloading = sys.modules.get("torcharena.offload_saved")
+    offloading = sys.modules.get("torcharena.spill.offload_saved")
     if offloading is not None and (text := offloading.line(index)):
         lines.append(f"  {text}")
     moved = found["to_host_bytes"] + found["to_device_bytes"]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import conf, limits_table, torch_snapshot, torch_stats
+from . import conf, torch_snapshot, torch_stats
+from .caps import limits_table
 from .loading import core, pass_on, warn
 from .state import when_cuda_is_up
 

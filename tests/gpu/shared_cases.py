@@ -16,7 +16,7 @@ import time
 import warnings
 from typing import Any
 
-from torcharena import ledgers, limits_file, limits_trust
+from torcharena.caps import ledgers, limits_file, limits_trust
 
 MIB = 1 << 20
 
@@ -96,7 +96,7 @@ def work(torch: Any, kept: list[Any], seconds: float, most: int) -> int:
 
 def used(torch: Any) -> int:
     """What anybody holds of the device, by NVML."""
-    from torcharena import top_nvml
+    from torcharena.top import top_nvml
 
     cards, why = top_nvml.cards()
     assert cards, why

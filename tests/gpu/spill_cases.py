@@ -24,7 +24,8 @@ from cases import GIB, MIB, REAL, assert_sound, libraries, watch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torcharena import loading, offload_optimizers, offload_saved, sizes, spilling
+from torcharena import loading, sizes
+from torcharena.spill import offload_optimizers, offload_saved, spilling
 
 WIDTH, BATCH = (1024, 4096) if REAL else (64, 1024)
 STEPS = 200 if REAL else 2

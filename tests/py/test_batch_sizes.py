@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from torcharena import BatchSize, batch_ranks, batches, find_batch_size
-from torcharena.batch_sizes import Search, Try
+from torcharena import BatchSize, find_batch_size
+from torcharena.batches import batch_ranks, batches
+from torcharena.batches.batch_sizes import Search, Try
 from torcharena.rehearsal import batches as by_rehearsal
 from torcharena.rehearsal import cards, launch, report, verdict
 
@@ -276,8 +277,8 @@ def test_a_decorated_function_is_called_without_its_size() -> None:
 
 # --- out of memory, and other errors ------------------------------------------------------
 torch = pytest.importorskip("torch")
-failures = pytest.importorskip("torcharena.failures")
-rollback = pytest.importorskip("torcharena.rollback")
+failures = pytest.importorskip("torcharena.batches.failures")
+rollback = pytest.importorskip("torcharena.batches.rollback")
 
 
 @pytest.mark.parametrize(

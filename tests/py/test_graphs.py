@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import simulated
 from test_reporting import DATA
-from torcharena.graphs import Graphs, rows_of
-from torcharena.page import compact, page
-from torcharena.remedies import remedies
-from torcharena.reporting_text import table
+from torcharena.reports.graphs import Graphs, rows_of
+from torcharena.reports.page import compact, page
+from torcharena.reports.remedies import remedies
+from torcharena.reports.reporting_text import table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
@@ -149,7 +149,7 @@ def accumulated():
 
 def summed():
     losses = [loss_of(model) for _ in range(3)]
-    said["summed, before"] = torcharena.tracking.trackings()[0].graphs.rows()
+    said["summed, before"] = torcharena.reports.tracking.trackings()[0].graphs.rows()
     torch.stack(losses).sum().backward()
 
 def summed_in_evaluation_mode():  # batch norm is to stand still, say

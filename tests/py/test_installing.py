@@ -16,7 +16,8 @@ import torcharena
 from fake_core import PAGE, TOTAL, FakeCore
 from hypothesis import given
 from hypothesis import strategies as st
-from torcharena import caps, installing, state, torch_memory
+from torcharena import installing, state, torch_memory
+from torcharena.caps import caps
 
 GIB = 1 << 30
 

@@ -50,7 +50,7 @@ import json, logging, tempfile
 import torcharena
 torcharena.enable()
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from torcharena import reporting
+from torcharena.reports import reporting
 from torcharena.integrations.huggingface import ArenaCallback
 from torcharena.loading import log
 

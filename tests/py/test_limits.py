@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torcharena
 from fake_core import TOTAL, FakeCore
-from torcharena import (
+from torcharena import installing, state, stats, torch_memory
+from torcharena.caps import (
     caps,
-    installing,
     ledgers,
     limits_file,
     limits_hardware,
@@ -26,10 +26,7 @@ from torcharena import (
     limits_reader,
     limits_table,
     limits_trust,
-    state,
-    stats,
     tenants,
-    torch_memory,
 )
 
 GIB = 1 << 30

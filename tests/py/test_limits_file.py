@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from torcharena import limits_file, limits_reader, limits_trust
-from torcharena.limits_file import AdminFile, Malformed
-from torcharena.limits_trust import Untrusted
+from torcharena.caps import limits_file, limits_reader, limits_trust
+from torcharena.caps.limits_file import AdminFile, Malformed
+from torcharena.caps.limits_trust import Untrusted
 
 GIB = 1 << 30
 GPU = "GPU-5d0c1a2b-3c4d-5e6f-7081-92a3b4c5d6e7"

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import simulated
-from torcharena import ledgers, top
+from torcharena.caps import ledgers
+from torcharena.top import top
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
@@ -145,7 +146,7 @@ def test_never_no_limit(machine: Shared) -> None:
     machine.write('[limits]\ndevice = "1GiB"')
     machine.ledger.chmod(0o700)
     code = (
-        "import os\nfrom torcharena import _autoload, limits_trust\n"
+        "import os\nfrom torcharena import _autoload; from torcharena.caps import limits_trust\n"
         "limits_trust.TRUSTED = {0, os.getuid()}\n_autoload.load()\n"
     )
     done = subprocess.run(
@@ -242,7 +243,7 @@ def test_two_users_and_root_share_a_ledger(tmp_path: Path) -> None:
     group = 4321
     code = f"""
 import os, sys
-from torcharena import _core, ledgers
+from torcharena import _core; from torcharena.caps import ledgers
 user, group = map(int, sys.argv[2:])
 os.setgroups([])
 os.setresgid(group, group, group)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import simulated
-from torcharena import modules, reporting
-from torcharena.page import page
-from torcharena.reporting_text import comparison, table
+from torcharena.reports import modules, reporting
+from torcharena.reports.page import page
+from torcharena.reports.reporting_text import comparison, table
 
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
@@ -243,7 +243,7 @@ print({{"data": report.data, "said": said}})
 
 def test_names_of_modules() -> None:
     found = run("""
-from torcharena import modules
+from torcharena.reports import modules
 import torch.nn.functional as F
 
 class Mamba(Block):

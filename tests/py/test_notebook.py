@@ -132,7 +132,7 @@ with capture_output() as out:
     count = second.updates
     with torcharena.watch(interval=0.1, most=0.3) as third:
         until(lambda: not third.running)  # its time is up
-    fourth = torcharena.notebook.Watch(0, 0.1, 100.0)
+    fourth = torcharena.reports.notebook.Watch(0, 0.1, 100.0)
     thread = fourth._thread
     del fourth
     gc.collect()

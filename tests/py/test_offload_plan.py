@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torcharena.offload_plan import Learner, Seen, least_size
+from torcharena.spill.offload_plan import Learner, Seen, least_size
 
 MIB = 1 << 20
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import simulated
 from test_reporting import MODEL
-from torcharena import on_oom, snapshots
+from torcharena import on_oom
+from torcharena.reports import snapshots
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 

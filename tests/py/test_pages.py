@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import simulated
 from test_reporting import DATA
-from torcharena import Report, address_map, reporting, timelines
-from torcharena.page import compact, page
-from torcharena.pictures import byte_ticks, map_svg, second_ticks, timeline_svg
+from torcharena import Report
+from torcharena.reports import address_map, reporting, timelines
+from torcharena.reports.page import compact, page
+from torcharena.reports.pictures import byte_ticks, map_svg, second_ticks, timeline_svg
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")

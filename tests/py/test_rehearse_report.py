@@ -10,8 +10,8 @@ import pytest
 import simulated
 from test_rehearse_runs import rehearse
 from test_reporting import DATA
-from torcharena import reporting
 from torcharena.rehearsal import api, cards, command, launch, rehearsing, report, verdict
+from torcharena.reports import reporting
 
 MIB = 1 << 20
 

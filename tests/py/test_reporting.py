@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import simulated
-from torcharena import Report, cli, phase, reporting
-from torcharena.device_rows import rows_of
-from torcharena.page import page
-from torcharena.remedies import remedies
-from torcharena.reporting_text import comparison, table
+from torcharena import Report, cli, phase
+from torcharena.reports import reporting
+from torcharena.reports.device_rows import rows_of
+from torcharena.reports.page import page
+from torcharena.reports.remedies import remedies
+from torcharena.reports.reporting_text import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
@@ -149,7 +150,7 @@ def test_what_backward_leaves_is_no_gradient_for_that() -> None:
     """A hook keeps a tensor of each backward. At a peak and in a report gradients are what
     `.grad` holds all the same; parameters are not walked in steps without a new peak."""
     found = run("""
-from torcharena import tracking
+from torcharena.reports import tracking
 walks, kept, said = [], [], []
 walk = tracking._gradients
 tracking._gradients = lambda alive: walks.append(1) or walk(alive)
@@ -367,7 +368,7 @@ report = torcharena.report()
 checked()
 print({"memory": report.data["now"]["memory"], "text": str(report),
        "map": report.data["map"]["arenas"],
-       "page": "in host memory</span>" in __import__("torcharena.page").page.page(report.data),
+       "page": "in host memory</span>" in __import__("torcharena.reports.page").reports.page.page(report.data),
        "spilled": {row["path"]: row["spilled"] for row in report.data["phases"]}})
 """,
         TORCHARENA_SPILL="1GiB",

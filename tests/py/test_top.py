@@ -22,17 +22,9 @@ from typing import Any
 
 import pytest
 from fake_core import FakeCore
-from torcharena import (
-    cli,
-    ledgers,
-    limits_file,
-    limits_trust,
-    metrics,
-    metrics_serving,
-    top,
-    top_nvml,
-    top_view,
-)
+from torcharena import cli
+from torcharena.caps import ledgers, limits_file, limits_trust
+from torcharena.top import metrics, metrics_serving, top, top_nvml, top_view
 
 GIB = 1 << 30
 GPU = "GPU-5d0c1a2b-3c4d-5e6f-7081-92a3b4c5d6e7"

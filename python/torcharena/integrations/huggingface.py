@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .. import tracking
 from ..loading import log
-from ..reporting import report
+from ..reports import tracking
+from ..reports.reporting import report
 from ..state import enabled
 from .figures import epoch_line, figures
 

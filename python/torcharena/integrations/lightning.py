@@ -10,9 +10,9 @@ if importlib.util.find_spec("lightning") is not None:
 else:
     from pytorch_lightning import Callback
 
-from .. import tracking
 from ..loading import core, log
-from ..reporting import report
+from ..reports import tracking
+from ..reports.reporting import report
 from ..state import enabled
 from .figures import epoch_line, figures
 

@@ -181,7 +181,7 @@ class Watch:
         """The cap for torch's own allocators, as a share of the device."""
         assert self.job.limit is not None
         if self.on_arena():  # the program enabled it, and it may not be made yet
-            from .. import caps
+            from ..caps import caps
 
             caps.keeper().set_limit(-1, "fraction", self.job.limit)
             return

@@ -297,7 +297,7 @@ def check_report(path: str, allocators: Sequence[str]) -> None:
 def _write_reports(found: list[tuple[str, str]], path: str) -> list[str]:
     """Each process's report goes where the user wants it: ``%r`` is the rank, without which
     several get it before the name's end. Returns the files."""
-    from .. import reporting
+    from ..reports import reporting
 
     if len(found) > 1 and "%r" not in path:
         stem, end = os.path.splitext(path)

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from typing import Any
 
-from .. import lines, tracking
+from ..reports import lines, tracking
 
 __all__ = ["Finder"]
 
@@ -88,7 +88,7 @@ class Finder:
     def save(self, folder: str) -> dict[str, Any] | None:
         """Writes each used device's report, the one with the highest peak, to the folder; what
         a rehearsal's text says of it. None where nothing can be told."""
-        from .. import reporting
+        from ..reports import reporting
 
         reports = [
             reporting.report(device)

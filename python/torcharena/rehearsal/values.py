@@ -32,15 +32,7 @@ from torch.utils._python_dispatch import (
 )
 
 from . import guesses, inside
-from .contents import (
-    FLOATS,
-    WIDEST,
-    Simulated,
-    is_dense,
-    is_float,
-    tensors_in,
-    view_of,
-)
+from .contents import FLOATS, WIDEST, Simulated, is_dense, is_float, tensors_in, view_of
 from .guessing import CHOICES, EQUALITIES, SPRINKLED, Guesser
 
 __all__ = ["DEFAULT_LIMIT", "Values"]

@@ -1,0 +1,1 @@
+"""The largest batch that runs: `find_batch_size`."""

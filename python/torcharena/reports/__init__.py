@@ -1,0 +1,1 @@
+"""Who used what, when: phases, categories, modules, reports, timelines, snapshots."""

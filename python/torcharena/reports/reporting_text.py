@@ -1,0 +1,281 @@
+"""A report as text for a terminal. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..sizes import format_size
+
+__all__ = ["comparison", "module_title", "table", "unused_graphs"]
+
+MODULES = 15  # rows of the table
+PHASES = 30
+_WIDEST = 36  # of a phase's name
+
+
+def _title(path: str) -> str:
+    return path or "outside phases"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def table(data: dict[str, Any]) -> str:
+    """The whole report; about 100 columns wide, where phases have short names."""
+    peak, now = data["peak"], data["now"]
+    where = f" in {peak['phase']}" if peak["phase"] else ""
+    step = f", step {peak['step']}" if data["steps"] else ""
+    lines = [
+        f"torcharena, device {data['device']}: peak {format_size(peak['bytes'])}{where}"
+        f"{step}, {peak['seconds']:.1f} s after the start; "
+        f"reserved at most {format_size(data['reserved_peak'])}",
+        "",
+        f"  {'what it held':<20}{'at the peak':>14}{'':>9}{'now':>14}",
+    ]
+    names = dict.fromkeys([*peak["categories"], *now["categories"]])
+    for name in names:
+        then, here = peak["categories"].get(name, 0), now["categories"].get(name, 0)
+        lines.append(
+            f"  {name:<20}{format_size(then):>14}{_share(then, peak['bytes']):>9}"
+            f"{format_size(here):>14}"
+        )
+    lines.append(
+        f"  {'in all':<20}{format_size(peak['bytes']):>14}{'':>9}"
+        f"{format_size(now['bytes']):>14}"
+    )
+    lines += _refusal(data["out_of_memory"])
+    lines += _phases(data)
+    lines += _modules(data)
+    lines += _holders(peak)
+    lines += _growth(data)
+    lines += _unused(data)
+    lines += _remedies(data["out_of_memory"] or peak)
+    lines += _memory(now["memory"])
+    lines += ["", f"  counting took {format_size(data['recorder_bytes'])} of host memory"]
+    if data["not_counted"]:
+        lines += [
+            f"  {data['not_counted']:,} blocks were not counted: no host memory",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _phases(data: dict[str, Any]) -> list[str]:
+    every = data["phases"]
+    if not every:
+        return []
+    rows = _most_telling(every)
+    wide = min(_WIDEST, max(16, *(len(_indented(row["path"])) for row in rows))) + 1
+    spilled = any(row.get("spilled") for row in every)
+    lines = [
+        "",
+        f"  {'phase':<{wide}}{'times':>7}{'seconds':>9}{'peak':>12}{'kept':>12}"
+        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}"
+        + (f"{'spilled':>12}" if spilled else ""),
+    ]
+    for row in rows:
+        times = f"{row['entries']:,}" if row["entries"] else ""
+        seconds = f"{row['seconds']:.2f}" if row["entries"] else ""
+        lines.append(
+            f"  {_cut(_indented(row['path']), wide - 1):<{wide}}{times:>7}{seconds:>9}"
+            f"{format_size(row['peak']):>12}{format_size(row['kept']):>12}"
+            f"{format_size(row['allocated']):>12}{row['allocations']:>9,}"
+            f"{row['page_moves']:>7,}{row['waits']:>7,}"
+            + (f"{format_size(row.get('spilled', 0)):>12}" if spilled else "")
+        )
+    if len(every) > len(rows):
+        lines.append(f"  and {len(every) - len(rows):,} more phases")
+    return lines
+
+
+def _most_telling(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Few enough to read, in their order: those with the highest peaks, each with the ones
+    around it."""
+    if len(every) <= PHASES + 1:
+        return every
+    ranked = sorted(every, key=lambda row: (row["peak"], row["seconds"]), reverse=True)
+    shown: set[str] = set()
+    for row in ranked:
+        names = row["path"].split("/")
+        around = {"/".join(names[: i + 1]) for i in range(len(names))}
+        if len(shown | around) <= PHASES:
+            shown |= around
+    return [row for row in every if row["path"] in shown]
+
+
+def module_title(row: dict[str, Any]) -> str:
+    """A row's module as people read it, with how many it stands for."""
+    name = row["module"] or "outside modules"
+    return f"{name} ({row['modules']:,})" if row["modules"] > 1 else str(name)
+
+
+def _modules(data: dict[str, Any]) -> list[str]:
+    rows = data.get("modules")
+    if not rows:
+        return []
+    shown = rows if len(rows) <= MODULES + 1 else rows[:MODULES]
+    wide = min(42, max(16, *(len(module_title(row)) for row in shown))) + 1
+    lines = [
+        "",
+        f"  {'module':<{wide}}{'at the peak':>12}{'':>9}{'now':>12}{'allocated':>12}"
+        f"{'allocs':>9}",
+    ]
+    for row in shown:
+        lines.append(
+            f"  {_end_of(module_title(row), wide - 1):<{wide}}"
+            f"{format_size(row['peak']):>12}"
+            f"{_share(row['peak'], data['peak']['bytes']):>9}"
+            f"{format_size(row['now']):>12}{format_size(row['allocated']):>12}"
+            f"{row['allocations']:>9,}"
+        )
+    rest = rows[len(shown) :]
+    if rest:
+        held = sum(row["peak"] for row in rest)
+        lines.append(f"  and {len(rest):,} more rows, {format_size(held)} at the peak")
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def _end_of(text: str, width: int) -> str:
+    return text if len(text) <= width else f"...{text[3 - width :]}"
+
+
+def _place(row: dict[str, Any], width: int) -> str:
+    """Where a row was allocated, as far as it was told: phase, module, line; less of it
+    where that would be too long."""
+    phase, module, place = _title(row["phase"]), row.get("module"), row.get("place")
+    line = place.partition(" ")[0] if place else None
+    for parts in ((phase, module, place), (phase, module, line), (module or phase, line)):
+        text = ", ".join(part for part in parts if part)
+        if len(text) <= width:
+            break
+    return _end_of(text, width)
+
+
+def _indented(path: str) -> str:
+    around, _, name = path.rpartition("/")
+    return "  " * (around.count("/") + 1 if around else 0) + _title(name)
+
+
+def _refusal(moment: dict[str, Any] | None) -> list[str]:
+    if moment is None:
+        return []
+    held = ", ".join(
+        f"{name} {format_size(size)}" for name, size in moment["categories"].items()
+    )
+    return [
+        "",
+        f"  out of memory in {_title(moment['phase'])}, step {moment['step']}, "
+        f"{moment['seconds']:.1f} s after the start: "
+        f"{format_size(moment['requested'])} more were asked for",
+        f"    held then: {held or 'nothing'}",
+    ]
+
+
+def _holders(peak: dict[str, Any]) -> list[str]:
+    if not peak["holders"]:
+        return []
+    lines = ["", "  largest at the peak"]
+    for row in peak["holders"]:
+        each = f"{row['blocks']:,} x {format_size(row['size'])}"
+        lines.append(
+            f"  {format_size(row['bytes']):>12}  {each:<22} {row['category']:<17}"
+            f"{_place(row, 42)}"
+        )
+    return lines
+
+
+def _growth(data: dict[str, Any]) -> list[str]:
+    if data["steps"] < 6:
+        return []
+    if not data["growth"]:
+        return ["", "  no growth from step to step"]
+    lines = ["", "  growth from step to step"]
+    for row in data["growth"]:
+        lines.append(
+            f"  {format_size(row['bytes_per_step']):>12} a step  {row['category']}, "
+            f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
+        )
+        if row.get("module") or row.get("place"):
+            where = ", ".join(row[key] for key in ("module", "place") if row.get(key))
+            lines.append(f"{'':>23}in {_end_of(where, 74)}")
+    return lines
+
+
+def unused_graphs(row: dict[str, Any]) -> str:
+    """A sentence about passes whose graphs never ran backward."""
+    several = row["passes"] != 1
+    text = (
+        f"{row['passes']:,} forward pass{'es' if several else ''} in {row['mode']} mode, "
+        f"{format_size(row['bytes'])}{' each at most' if several else ''}"
+    )
+    if row["alive"]:
+        which = "it lives" if not several else f"{row['alive']:,} of them live"
+        text += f"; {which} on: {format_size(row['alive_bytes'])}"
+    return text
+
+
+def _unused(data: dict[str, Any]) -> list[str]:
+    rows = data.get("unused_graphs")
+    if not rows:
+        return []
+    return [
+        "",
+        "  autograd graphs that were never run backward: use torch.no_grad()",
+        *(f"    {unused_graphs(row)}" for row in rows),
+    ]
+
+
+def _remedies(moment: dict[str, Any]) -> list[str]:
+    if not moment["remedies"]:
+        return []
+    lines = ["", "  what would save most then, at most"]
+    for row in moment["remedies"]:
+        lines.append(f"  {format_size(row['bytes']):>12}  {row['what']}")
+    return lines
+
+
+def _memory(rows: dict[str, int | None]) -> list[str]:
+    lines = ["", "  the device now"]
+    for name, size in rows.items():
+        if size is not None:
+            sums = name in ("reserved", "device in use", "device")  # of those above
+            lines.append(f"  {'' if sums else '  '}{name:<32}{format_size(size):>14}")
+    return lines
+
+
+def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """What the second has more or less of than the first."""
+    names = [*_by_module(one), *_by_module(other), *one["peak"]["phases"]]
+    wide = min(48, max(24, 3 + max(map(len, [*names, *other["peak"]["phases"], ""]))))
+    lines = [f"  {'':<{wide}}{'first':>14}{'second':>14}{'difference':>14}"]
+
+    def row(name: str, first: int, second: int) -> None:
+        sign = "+" if second > first else "-" if second < first else ""
+        by = f"{sign}{format_size(abs(second - first))}" if sign else "same"
+        lines.append(
+            f"  {_end_of(name, wide - 1):<{wide}}{format_size(first):>14}{format_size(second):>14}{by:>14}"
+        )
+
+    row("peak", one["peak"]["bytes"], other["peak"]["bytes"])
+    row("reserved at most", one["reserved_peak"], other["reserved_peak"])
+    held = [
+        ("at the peak", one["peak"]["categories"], other["peak"]["categories"]),
+        ("peak by phase", one["peak"]["phases"], other["peak"]["phases"]),
+        ("peak by module", _by_module(one), _by_module(other)),
+    ]
+    for title, first, second in held:
+        if not first and not second:
+            continue
+        lines += ["", f"  {title}"]
+        for name in dict.fromkeys([*first, *second]):
+            row(f"  {_title(name)}", first.get(name, 0), second.get(name, 0))
+    return "\n".join(lines) + "\n"
+
+
+def _by_module(data: dict[str, Any]) -> dict[str, int]:
+    rows = data.get("modules") or []
+    return {row["module"] or "outside modules": row["peak"] for row in rows[:MODULES]}

@@ -1,0 +1,1 @@
+"""Host memory: settings, regions that sleep and wake, what is kept or copied there."""

@@ -1,0 +1,331 @@
+"""Optimizer state in host memory, updated in place by the GPU: `offload_optimizer`.
+
+The state's tensors stay CUDA tensors, at other addresses: what the optimizer does with them is
+the same, bit for bit. Each moves when it is put into the state, so that never more than one of
+them is on the device."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..loading import warn
+from ..sizes import format_size
+from ..state import enabled
+from . import regions
+from .host_tensors import ArenaTensors, HostTensors, host_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["host_bytes", "inner", "offload_optimizer", "onload_optimizer"]
+
+T = TypeVar("T")
+
+LEAST = (
+    64 << 10
+)  # bytes; smaller tensors stay: they save nothing, and each is a read far away
+_REGION = "torcharena.optimizer_state"
+
+_offloaded: weakref.WeakKeyDictionary[Any, _Offloaded] = weakref.WeakKeyDictionary()
+
+
+def offload_optimizer(optimizer: T) -> T:
+    """Keeps the optimizer's state in host memory from now on; returns the optimizer.
+
+    Any of torch.optim's, and others that keep their tensors in ``state``: what is there
+    moves now, what is created later moves when it is. Tensors of less than 64 KiB stay on the
+    device. State dicts, checkpoints and `load_state_dict`, before or after, are as ever.
+    A fused optimizer (``fused=True``) reads and writes each byte once a step; foreach ones
+    several times. `onload_optimizer` takes it back.
+
+    Raises RuntimeError where the arena is not enabled or was given no host memory
+    (``spill=``), TypeError for what is no optimizer, torch.OutOfMemoryError where host memory
+    does not suffice. In a rehearsal of torch's own allocators it does nothing."""
+    found = inner(optimizer, "offload_optimizer")
+    if not enabled():
+        from ..rehearsal.api import is_rehearsal
+
+        if is_rehearsal():
+            return optimizer
+    host = host_tensors("offload_optimizer", _REGION)
+    if found not in _offloaded:
+        offloaded = _Offloaded(found, host)
+        offloaded.begin()
+        _offloaded[found] = offloaded
+    return optimizer
+
+
+def onload_optimizer(optimizer: T) -> T:
+    """Takes `offload_optimizer` back: the state returns to the device. Returns the optimizer;
+    does nothing for one whose state is there. Raises torch.OutOfMemoryError where there is no
+    room: what has not come back stays on the host and in use."""
+    found = inner(optimizer, "onload_optimizer")
+    offloaded = _offloaded.get(found)
+    if offloaded is not None:
+        offloaded.end()
+        del _offloaded[found]
+    return optimizer
+
+
+def host_bytes(optimizer: Any) -> int:
+    """Bytes of the optimizer's state that are on the host."""
+    offloaded = _offloaded.get(optimizer)
+    if offloaded is None:
+        return 0
+    local = [_local(tensor) for tensor in _tensors(list(optimizer.state.values()))]
+    return sum(t.nbytes for t in local if t.is_cuda and offloaded.host.holds(t))
+
+
+def inner(optimizer: Any, what: str) -> Any:
+    """The torch optimizer in what frameworks wrap around it."""
+    found = optimizer
+    while getattr(found, "optimizer", None) is not None:
+        found = found.optimizer
+    if not hasattr(found, "register_step_post_hook") or not hasattr(found, "state"):
+        raise TypeError(
+            f"{what}({type(optimizer).__name__}): an optimizer has a state and step hooks, as "
+            "those of torch.optim do"
+        )
+    return found
+
+
+class _OfParameter(dict[Any, Any]):
+    """The state of one parameter: what is put in goes to the host. Copies and pickles are
+    plain dictionaries."""
+
+    home: _Offloaded | None = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.home is not None:
+            self.home.take(value)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **named: Any) -> None:
+        for key, value in dict(*others, **named).items():
+            self[key] = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def copy(self) -> dict[Any, Any]:
+        return dict(self)
+
+
+class _States(defaultdict[Any, Any]):
+    """An optimizer's ``state``."""
+
+    def __init__(self, home: _Offloaded) -> None:
+        super().__init__(dict)
+        self.home = home
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = {}
+        return self[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if type(value) in (dict, _OfParameter):
+            of_parameter = _OfParameter()
+            of_parameter.home = self.home
+            for name, one in value.items():
+                of_parameter[name] = one
+            value = of_parameter
+        super().__setitem__(key, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = {key: _plain(value) for key, value in self.items()}
+        return defaultdict, (dict, plain)
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, _OfParameter) else value
+
+
+class _Offloaded:
+    """What `offload_optimizer` began."""
+
+    def __init__(self, optimizer: Any, host: HostTensors) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.host = host
+        self._containers: list[Any] = []  # tensors come into them by ways we do not see
+        self._removals: list[Callable[[], None]] = []
+        self.shared = 0  # bytes that stay on the device, others having them too
+
+    def begin(self) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self._adopt(optimizer)
+        if self.shared:
+            warn(
+                f"torcharena.offload_optimizer: {format_size(self.shared)} of the state stay "
+                "on the device: the program has other tensors over the same bytes",
+                once=False,
+            )
+        self._removals += [
+            optimizer.register_step_post_hook(self._step_ends).remove,
+            optimizer.register_state_dict_post_hook(_state_dict_is_plain).remove,
+            _wrap_load(optimizer, self),
+        ]
+
+    def _adopt(self, optimizer: Any) -> None:
+        """The optimizer's state is one of ours, with what was in it."""
+        states = _States(self)
+        for key, value in optimizer.state.items():
+            states[key] = value
+        optimizer.state = states
+
+    def end(self) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        for tensor in _tensors(list(optimizer.state.values())):
+            local = _local(tensor)
+            if local.is_cuda and self.host.holds(local):
+                _move(local, _on_device(local))
+        for remove in self._removals:
+            remove()
+        states: defaultdict[Any, Any] = defaultdict(dict)
+        states.update({key: _plain(value) for key, value in optimizer.state.items()})
+        optimizer.state = states
+
+    def take(self, value: Any) -> None:
+        """What is put into the state: large tensors on the device go to the host, in place."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            local = _local(value)
+            if not local.is_cuda or local.layout != torch.strided:
+                return
+            if torch.cuda.is_current_stream_capturing():
+                return
+            if isinstance(value, torch.nn.Parameter) or not local.nbytes:
+                return
+            storage = local.untyped_storage()
+            if storage.nbytes() < LEAST:
+                if self.host.holds(local):  # where load_state_dict put it
+                    _move(local, _on_device(local))
+            elif not self.host.holds(local):
+                if storage.nbytes() != local.nbytes or not _is_alone(local):
+                    self.shared += local.nbytes
+                    return
+                _move(local, self.host.like(local))
+        elif isinstance(value, (list, tuple, dict)):
+            if not any(value is one for one in self._containers):
+                self._containers.append(value)
+            for one in _tensors(value):
+                self.take(one)
+
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
+        if self._containers:
+            held, self._containers = self._containers, []
+            there = [
+                value
+                for state in optimizer.state.values()
+                for value in (state.values() if isinstance(state, dict) else (state,))
+            ]
+            for container in held:
+                if any(container is value for value in there):
+                    self.take(container)
+
+    def load(self, original: Callable[..., Any], args: Any, named: Any) -> Any:
+        """load_state_dict, with what it allocates on the host."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        try:
+            if isinstance(self.host, ArenaTensors):
+                with regions.inside(self.host.number):
+                    return original(optimizer, *args, **named)
+            return original(optimizer, *args, **named)
+        finally:
+            if not isinstance(optimizer.state, _States):
+                self._adopt(optimizer)
+
+
+def _wrap_load(optimizer: Any, offloaded: _Offloaded) -> Callable[[], None]:
+    # Bound to nothing: what is offloaded must not keep its optimizer alive.
+    original = getattr(optimizer.load_state_dict, "__func__", None)
+    if original is None:  # wrapped already, by somebody else
+        inside = optimizer.load_state_dict
+
+        def original(self: Any, *args: Any, **named: Any) -> Any:
+            return inside(*args, **named)
+
+    @functools.wraps(original)
+    def load_state_dict(*args: Any, **named: Any) -> Any:
+        return offloaded.load(original, args, named)
+
+    optimizer.load_state_dict = load_state_dict
+    reference = weakref.ref(optimizer)
+
+    def undo() -> None:
+        held = reference()
+        if held is not None and held.__dict__.get("load_state_dict") is load_state_dict:
+            del held.load_state_dict
+
+    return undo
+
+
+def _state_dict_is_plain(optimizer: Any, found: dict[str, Any]) -> dict[str, Any]:
+    state = {key: _plain(value) for key, value in found["state"].items()}
+    return {**found, "state": state}
+
+
+# --- tensors --------------------------------------------------------------------------------
+def _local(tensor: Any) -> torch.Tensor:
+    """A DTensor's own part."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _move(tensor: torch.Tensor, to: torch.Tensor) -> None:
+    """The tensor keeps its identity, and its bytes are where ``to``'s are."""
+    import torch
+
+    with torch.no_grad():
+        to.copy_(tensor, non_blocking=True)
+        tensor.data = to
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.empty_like(tensor, memory_format=torch.preserve_format)
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    import torch
+
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+@functools.lru_cache(maxsize=1)
+def _alone() -> int:
+    import torch
+
+    return _uses(torch.empty(1))
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Whether nothing else has the tensor's storage: it would not move with it."""
+    return _uses(tensor) <= _alone()
