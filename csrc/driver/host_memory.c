@@ -111,8 +111,9 @@ static bool group_path(const char *root, bool second, char path[PATH])
             for (char *word = strtok_r(controllers + 1, ",", &save); word != NULL;
                  word = strtok_r(NULL, ",", &save))
                 mine = mine || strcmp(word, "memory") == 0;
-        if (!mine || strlen(at) >= PATH) continue;
-        strcpy(path, at);
+        const size_t length = strlen(at);
+        if (!mine || length >= PATH) continue;
+        memcpy(path, at, length + 1);
         found = true;
     }
     if (file != NULL) fclose(file);
