@@ -8,7 +8,7 @@
 
 #include "usage.h"
 
-enum { REMEDIES = 6, SHOWN = 3 };
+enum { REMEDIES = 7, SHOWN = 3 };
 
 typedef struct amount {
     const char *what;
@@ -94,6 +94,7 @@ static void add_remedies(line *l, const held *h, const ta_usage_counts *c)
         {"torch.no_grad() in evaluation, whose graphs never run backward",
          c->unused_bytes},
         {"checkpointing the repeated blocks", h->forward},
+        {"torcharena.offload_optimizer, with enable(spill=)", state},
         {"half the batch, two steps accumulated", activations / 2},
         {"sharding over two GPUs",
          (h->of[TA_CATEGORY_PARAMETER] + gradients + state) / 2},

@@ -282,6 +282,24 @@ TEST(the_text_of_a_refusal)
     tear_down(&f);
 }
 
+TEST(a_refusal_names_the_host_for_state)
+{
+    fixture f = set_up();
+    char text[512];
+    ta_set_limit(f.a, 0, TA_LIMIT_API, 64 * MIB);
+    void *weight = one(&f, 4 * MIB), *state = one(&f, 40 * MIB);
+    CHECK(!one(&f, 40 * MIB));
+    categorize(&f, weight, TA_CATEGORY_PARAMETER);
+    categorize(&f, state, TA_CATEGORY_OPTIMIZER_STATE);
+    ta_usage_oom_text(f.u, 0, text, sizeof text);
+    CHECK(strstr(text,
+                 "most: torcharena.offload_optimizer, with enable(spill=) 40.00 MiB; "
+                 "training adapters only 40.00 MiB; an optimizer with"));
+    ta_free(f.a, weight);
+    ta_free(f.a, state);
+    tear_down(&f);
+}
+
 TEST(what_lived_before_is_counted)
 {
     fixture f = set_up();

@@ -37,7 +37,8 @@ def remedies(moment: dict[str, Any], unused: int = 0) -> list[dict[str, Any]]:
             "checkpoint the repeated blocks",
             forward,
             "torch.utils.checkpoint, or gradient_checkpointing_enable() of transformers: "
-            "backward computes them again",
+            "backward computes them again; or torcharena.offload_activations, which copies "
+            "them to the host and back",
         ),
         (
             "the optimizer's state in host memory",
