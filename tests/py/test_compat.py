@@ -36,3 +36,14 @@ def test_rows(gpus: int) -> None:
     assert done.returncode == 0, said
     assert done.stdout.count(" works") >= (35 if gpus == 1 else 5), said
     assert "no time left" not in said
+
+
+def test_the_table_is_of_the_results() -> None:
+    """docs/compatibility.md says what the committed results do."""
+    from tests.compat import rows, table
+
+    rows.load()
+    results = table.read(ROOT / "benchmarks" / "results" / "compatibility-h200.jsonl")
+    text = table.DOCUMENT.read_text(encoding="utf-8")
+    assert "\n".join(table.lines(results)).strip() in text
+    assert len(results) >= 14
