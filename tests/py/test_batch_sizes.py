@@ -233,6 +233,9 @@ def test_arguments_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match="1 <= min <= start <= max"):
             find_batch_size(print, **wrong)
+    for named in ({"start": 1.5}, {"max": "8"}, {"effective": 2.0}, {"multiple": True}):
+        with pytest.raises(ValueError, match="a whole number"):
+            find_batch_size(json.dumps, **named)
     with pytest.raises(ValueError, match="no divisor of 7"):
         find_batch_size(print, min=2, max=6, effective=7)
     with pytest.raises(ValueError, match="no multiple"):

@@ -25,13 +25,11 @@ class Wanted:
         effective: int | None,
         multiple: int,
     ) -> None:
-        said = ", ".join(
-            f"{name}={value}"
-            for name, value in (
-                ("start", start), ("min", least), ("max", most), ("multiple", multiple)
-            )
-            if value is not None
-        )  # fmt: skip
+        given = {"start": start, "min": least, "max": most, "multiple": multiple}
+        for name, value in {**given, "effective": effective}.items():
+            if value is not None and (not isinstance(value, int) or value is True):
+                raise ValueError(f"{name}={value!r}: a batch size is a whole number")
+        said = ", ".join(f"{n}={v}" for n, v in given.items() if v is not None)
         rule = "1 <= min <= start <= max, 1 <= multiple"
         low = multiple if least is None else least
         first = low if start is None else start
