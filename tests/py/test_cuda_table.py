@@ -32,7 +32,8 @@ def cuda_headers() -> str:
 @pytest.mark.parametrize("flags", [["-O2"], ["-O1", "-fsanitize=address,undefined"]])
 def test_table(tmp_path: Path, flags: list[str]) -> None:
     program = tmp_path / "cuda_table"
-    sources = [str(HERE / "cuda_table.c"), *map(str, sorted(DRIVER.glob("cuda*.c")))]
+    sources = [str(HERE / "cuda_table.c"), str(DRIVER / "host_memory.c")]
+    sources += map(str, sorted(DRIVER.glob("cuda*.c")))
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE=", "-g", *flags, "-rdynamic"]
     command += [
         "-isystem",

@@ -309,7 +309,9 @@ with torcharena.track(both, optimizer):
         gradients.append(sum(b[1] for b in core.usage_blocks(0, 2) if b[4] == 2))
         optimizer.step()
         optimizer.zero_grad()
-assert gradients == [model.weight.nbytes + model.bias.nbytes] * 4, gradients
+dense = model.weight.nbytes + model.bias.nbytes
+assert gradients[0] == dense, gradients  # told; after that what backward left is taken for them
+assert all(dense <= g <= dense + 4096 for g in gradients), gradients  # the sparse one's, too
 big = torch.empty(1 << 26, device="cuda", dtype=torch.uint8)
 report = torcharena.report()
 line = torcharena.timeline()

@@ -46,7 +46,7 @@ def trainer() -> Iterator[float]:
         yield from (log["loss"] for log in work.state.log_history if "loss" in log)
 
 
-@row("generate with a growing cache", needs=("transformers",))
+@row("generate with a growing cache", needs=("transformers",), rehearsed=False)
 def generate_growing() -> Iterator[torch.Tensor]:
     model = gpt(use_cache=True).cuda().eval()
     for step in range(STEPS):
@@ -57,7 +57,7 @@ def generate_growing() -> Iterator[torch.Tensor]:
         yield found.float().mean()
 
 
-@row("generate with a static cache", needs=("transformers",))
+@row("generate with a static cache", needs=("transformers",), rehearsed=False)
 def generate_static() -> Iterator[torch.Tensor]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
