@@ -215,6 +215,34 @@ FAKE cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *status)
                                : CU_STREAM_CAPTURE_STATUS_NONE;
     return answer;
 }
+static int streams_made, copies;
+FAKE cuStreamCreate(CUstream *s, unsigned f)
+{
+    CHECK(f == CU_STREAM_NON_BLOCKING);
+    *s = answer ? NULL : (CUstream)(size_t)(40 + ++streams_made);
+    return answer;
+}
+FAKE cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
+{
+    CHECK(to == 1 << 20 && from == 2 << 20 && n == 4096 && s == (CUstream)(size_t)41);
+    copies++;
+    return answer;
+}
+
+static void copying(const ta_driver *d)
+{
+    ta_stream stream = NULL, again = NULL, other = NULL;
+    answer = CUDA_ERROR_OUT_OF_MEMORY;
+    CHECK(d->copy_stream(d->self, 0, 0, &stream) == TA_OUT_OF_MEMORY && !streams_made);
+    answer = CUDA_SUCCESS;
+    CHECK(d->copy_stream(d->self, 0, 0, &stream) == TA_OK && streams_made == 1);
+    CHECK(d->copy_stream(d->self, 0, 0, &again) == TA_OK && again == stream);
+    CHECK(d->copy_stream(d->self, 0, 1, &other) == TA_OK && streams_made == 2);
+    CHECK(other != stream && d->copy_stream(d->self, 0, 2, &other) == TA_INVALID);
+    CHECK(d->copy(d->self, 0, stream, 1 << 20, 2 << 20, 4096) == TA_OK && copies == 1);
+    uint64_t room = 0;
+    CHECK(d->host_memory(d->self, &room) == TA_OK && room > 0);
+}
 
 static void statuses(const ta_driver *d)
 {
@@ -336,6 +364,7 @@ int main(void)
     statuses(d);
     pages(d);
     capturing(d);
+    copying(d);
     CHECK(inits == 1);
     return 0;
 }
