@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["STEPS", "Convolutions", "Mlp", "gpt", "images", "tokens", "train"]
+__all__ = [
+    "STEPS",
+    "Convolutions",
+    "Mlp",
+    "gpt",
+    "images",
+    "noise",
+    "tokens",
+    "train",
+    "update",
+]
 
 STEPS = 6
 VOCABULARY = 4096
@@ -41,6 +51,20 @@ def tokens(step: int, batch: int = 8) -> torch.Tensor:
     draw = torch.Generator().manual_seed(step)
     length = (128, 96, 160, 64)[step % 4]
     return torch.randint(0, VOCABULARY, (batch, length), generator=draw).cuda()
+
+
+def noise(step: int, rows: int = 64, width: int = 512) -> torch.Tensor:
+    """Normal floats on the current device, others at every step."""
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(rows, width, generator=draw).cuda()
+
+
+def update(loss: torch.Tensor, optimizer: Any) -> torch.Tensor:
+    """Backward, the optimizer's step, gradients gone; the loss without its graph."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
 
 
 def images(
@@ -103,12 +127,6 @@ def train(
             batch = tokens(step)
             loss = model(input_ids=batch, labels=batch).loss
         else:
-            draw = torch.Generator().manual_seed(step)
-            x = torch.randn(64 + 32 * (step % 3), width, generator=draw).to(
-                "cuda", dtype=dtype
-            )
+            x = noise(step, 64 + 32 * (step % 3), width).to(dtype=dtype)
             loss = F.mse_loss(model(x).float(), torch.zeros_like(x).float())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..models import STEPS, Mlp
+from ..models import STEPS, Mlp, noise, update
 from ..rows import row
 
 
@@ -16,13 +16,9 @@ def compile_default() -> Iterator[torch.Tensor]:
     compiled = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(64, 512, generator=draw).cuda()
+        x = noise(step)
         loss = compiled(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 def _compiled(mode: str) -> Iterator[torch.Tensor]:
@@ -30,8 +26,7 @@ def _compiled(mode: str) -> Iterator[torch.Tensor]:
     compiled = torch.compile(model, mode=mode)
     with torch.no_grad():
         for step in range(STEPS):
-            draw = torch.Generator().manual_seed(step)
-            x = torch.randn(64, 256, generator=draw).cuda()
+            x = noise(step, 64, 256)
             yield compiled(x).square().mean().clone()
 
 
@@ -95,8 +90,7 @@ def graphed_callables() -> Iterator[torch.Tensor]:
     graphed = torch.cuda.make_graphed_callables(model, (sample,))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(64, 512, generator=draw).cuda().requires_grad_()
+        x = noise(step).requires_grad_()
         loss = graphed(x).square().mean()
         loss.backward()
         optimizer.step()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..models import STEPS, gpt, images, tokens
+from ..models import STEPS, gpt, images, tokens, update
 from ..rows import row
 
 
@@ -151,10 +151,7 @@ def timm_resnet() -> Iterator[torch.Tensor]:
         x, y = images(step, 8, 64 + 32 * (step % 2))
         with torch.autocast("cuda", torch.bfloat16):
             loss = F.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 @row("timm: ViT with an average of weights", needs=("timm",))
@@ -208,10 +205,7 @@ def geometric() -> Iterator[torch.Tensor]:
             graphs.append(Data(torch.randn(nodes, 16, generator=draw), edges))
         batch = Batch.from_data_list(graphs).to("cuda")
         loss = F.cross_entropy(model(batch), torch.arange(16, device="cuda") % 4)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 @row("torchvision: a detector", needs=("torchvision",), exact=False, rehearsed=False)
@@ -228,7 +222,4 @@ def detector() -> Iterator[torch.Tensor]:
         labels = torch.tensor([1, 2], device="cuda")
         wanted = [{"boxes": boxes, "labels": labels} for _ in range(2)]
         loss = sum(model(list(pictures), wanted).values())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)

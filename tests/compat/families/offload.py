@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..models import STEPS, Mlp, gpt, tokens, train
+from ..models import STEPS, Mlp, gpt, noise, tokens, train, update
 from ..rows import row
 
 
@@ -16,14 +16,10 @@ def save_on_cpu() -> Iterator[torch.Tensor]:
     model = Mlp().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(64 + 32 * (step % 3), 512, generator=draw).cuda()
+        x = noise(step, 64 + 32 * (step % 3))
         with torch.autograd.graph.save_on_cpu(pin_memory=True):
             loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 @row("accelerate's cpu_offload", needs=("accelerate", "transformers"))
@@ -91,8 +87,7 @@ def layer_by_layer() -> Iterator[torch.Tensor]:
         layer.weight.data = layer.weight.data.pin_memory()
     side = torch.cuda.Stream()
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(128, 1024, generator=draw).cuda()
+        x = noise(step, 128, 1024)
         for layer in layers:
             with torch.cuda.stream(side):
                 weight = layer.weight.to("cuda", non_blocking=True)

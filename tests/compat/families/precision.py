@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..models import STEPS, Mlp, gpt, tokens, train
+from ..models import STEPS, Mlp, gpt, tokens, train, update
 from ..rows import row
 
 
@@ -36,10 +36,7 @@ def autocast_bfloat16() -> Iterator[torch.Tensor]:
         batch = tokens(step)
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 @row("weights in bfloat16", needs=("transformers",))

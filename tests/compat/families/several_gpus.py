@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ..models import STEPS, Mlp, gpt, train
+from ..models import STEPS, Mlp, gpt, noise, train, update
 from ..rows import row
 
 
@@ -19,13 +19,9 @@ def data_parallel() -> Iterator[torch.Tensor]:
     model = nn.DataParallel(Mlp().cuda())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(64 + 32 * (step % 3), 512, generator=draw).cuda()
+        x = noise(step, 64 + 32 * (step % 3))
         loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 @row("DistributedDataParallel", gpus=2, processes=2, needs=("transformers",))
@@ -66,13 +62,9 @@ def fsdp_first() -> Iterator[torch.Tensor]:
     model = FullyShardedDataParallel(Mlp().cuda(), use_orig_params=True)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(64, 512, generator=draw).cuda()
+        x = noise(step)
         loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach()
+        yield update(loss, optimizer)
 
 
 @row("tensor parallel", gpus=2, processes=2)
@@ -101,8 +93,7 @@ def pipeline() -> Iterator[torch.Tensor]:
     schedule = Schedule1F1B(stage, 4, loss_fn=F.mse_loss)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
     for step in range(STEPS):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(64, 512, generator=draw).cuda()
+        x = noise(step)
         losses: list[torch.Tensor] = []
         if rank == 0:
             schedule.step(x)
