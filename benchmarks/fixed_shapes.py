@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.building import ROOT
 from benchmarks.contenders import environment
-from benchmarks.loops import RESULT
 from benchmarks.machine import machine
+from benchmarks.program import RESULT
 
 KINDS = ("reserve", "create", "map", "access", "unmap", "release")
 BATCH, LENGTH, WORDS = 8, 512, 16384

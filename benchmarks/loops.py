@@ -26,12 +26,12 @@ from typing import Any
 from .comparing import largest_difference, paired_ratio, spread, upper_bound
 from .contenders import environment
 from .machine import machine
+from .program import RESULT
 
 NAMES = ("gpt2_varlen", "bert_amp", "resnet50_multiscale", "llama_lora", "moe")
 ALLOCATORS = ("native", "expandable", "arena")
 # What a step may not do once it is warm, where its shapes are fixed.
 MAP_CALLS = ("create", "map", "access", "unmap", "release")
-RESULT = "RESULT "
 GIB = float(1 << 30)
 
 

@@ -28,8 +28,9 @@ from typing import Any
 
 from .comparing import paired_ratio, upper_bound
 from .contenders import environment
-from .loops import NAMES, RESULT, save
+from .loops import NAMES, save
 from .machine import machine
+from .program import RESULT
 
 WARM = 9  # steps before the first unit: kernels are loaded, the arena grows
 INSPECTED = 6  # steps at the end, whose hooks are timed
