@@ -110,6 +110,8 @@ TEXT = b"# torcharena trace 1 page 2097152\na 1 4194304 0\nm step\nf 1\n"
         ("x.trace.gz", gzip.compress(TEXT)),
         ("misnamed.trace", lzma.compress(TEXT)),
     ],
+    # Not the bytes: gzip's hold the time, and two workers must collect the same names.
+    ids=["plain", "xz", "gz", "misnamed"],
 )
 def test_reading(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
