@@ -40,7 +40,7 @@ static bool add(ta_moves *m, const ta_move *move)
 bool ta_moves_find(ta_moves *m, ta_arena *arena, bool on_device)
 {
     bool room = true;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (ta_chunk *c = arena->chunks; c && room; c = c->next) {
         if (!on_device && !c->spilled_count) continue;
         room = ta_tier_stock(c);
@@ -50,7 +50,7 @@ bool ta_moves_find(ta_moves *m, ta_arena *arena, bool on_device)
                 room = add(m, &(ta_move){arena, c, i, NULL});
         }
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return room;
 }
 
@@ -188,7 +188,7 @@ static void arrive(ta_device *d, ta_moves *m, bool good)
 {
     for (size_t i = 0; i < m->count; i++) {
         ta_move *at = &m->at[i];
-        ta_lock_take(&at->arena->lock);
+        ta_arena_lock(at->arena);
         if (is(at, TA_SLOT_COMING)) {
             const ta_handle page = at->chunk->pages[at->slot];
             if (good) {
@@ -202,7 +202,7 @@ static void arrive(ta_device *d, ta_moves *m, bool good)
                 give_page(d, at, page, false);
             }
         }
-        ta_lock_drop(&at->arena->lock);
+        ta_arena_unlock(at->arena);
     }
     if (good) count_copied(d, 0, m->copied);
 }
@@ -221,7 +221,7 @@ ta_status ta_moves_touch(ta_device *d, ta_moves *m)
     for (size_t i = 0; i < m->count; i++) {
         const ta_move *at = &m->at[i];
         ta_chunk *c = at->chunk;
-        ta_lock_take(&at->arena->lock);
+        ta_arena_lock(at->arena);
         if (is(at, TA_SLOT_AWAY)) {
             const uint64_t addr = ta_slot_addr(c, at->slot);
             ta_host_page *page = c->spilled[at->slot].page;
@@ -235,7 +235,7 @@ ta_status ta_moves_touch(ta_device *d, ta_moves *m)
             }
             if (!first) first = status;
         }
-        ta_lock_drop(&at->arena->lock);
+        ta_arena_unlock(at->arena);
     }
     return first;
 }
@@ -247,14 +247,14 @@ ta_status ta_moves_to_device(ta_device *d, ta_moves *m, ta_hand *hand, bool touc
     ta_status status = copy_stream(d, 1, &stream);
     for (size_t i = 0, end; i < m->count && !status; i = end) {
         end = run_end(m, i);
-        ta_lock_take(&m->at[i].arena->lock);
+        ta_arena_lock(m->at[i].arena);
         for (size_t k = i; k < end && !status; k++)
             if (ta_slot_is(m->at[k].chunk, m->at[k].slot) != TA_SLOT_DEVICE &&
                 ta_chunk_has(m->at[k].chunk, m->at[k].slot) &&
                 (hand->count || is(&m->at[k], TA_SLOT_COMING)))
                 status = come(d, &m->at[k], hand);
         if (!status) status = fill(d, m, i, end, stream);
-        ta_lock_drop(&m->at[i].arena->lock);
+        ta_arena_unlock(m->at[i].arena);
     }
     if (!status) status = mark(d, stream, &event);
     const ta_status waited = await(d, event, &m->copy_us);
@@ -273,12 +273,12 @@ static ta_status set_free_apart(ta_device *d, ta_arena *arena)
     enum { MOST = 64 };
     ta_handle pages[MOST];
     ta_status status = TA_OK;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (size_t got; (got = ta_arena_steal(arena, MOST, TA_NEVER, pages, &status));)
         while (got)
             if (!ta_ready_push(d, pages[--got], arena->page_bytes))
                 ta_page_release(d, pages[got], arena->page_bytes);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return status;
 }
 
@@ -359,10 +359,10 @@ ta_status ta_moves_to_host(ta_device *d, ta_moves *m, bool keep, bool touch)
             end = run_end(m, from);
             if (end > batches[b].end) end = batches[b].end;
             ta_arena *arena = m->at[from].arena;
-            ta_lock_take(&arena->lock);
+            ta_arena_lock(arena);
             for (size_t k = from; k < end && !status; k++)
                 status = leave(d, &m->at[k], keep, m);
-            ta_lock_drop(&arena->lock);
+            ta_arena_unlock(arena);
         }
     }
     for (size_t i = 0; i < m->count && !status; i++)
