@@ -32,7 +32,10 @@ static bool find(ta_device *d, uint64_t page_bytes, ta_moves *m)
 
 static void mark(ta_device *d, const ta_moves *m, bool moving)
 {
-    for (size_t i = 0; i < m->count; i++) m->at[i].arena->moving = moving;
+    for (size_t i = 0; i < m->count; i++) {
+        m->at[i].arena->moving = moving;
+        m->at[i].arena->incoming = moving;
+    }
     if (!moving) pthread_cond_broadcast(&d->pool_idle);
 }
 
@@ -42,31 +45,14 @@ static ta_status bring_back(ta_device *d, uint64_t page_bytes, ta_step_info *inf
     ta_moves m = {0};
     ta_lack lack = {0};
     ta_status status = find(d, page_bytes, &m) ? TA_OK : TA_NO_HOST_MEMORY;
-    ta_hand hand = {.bytes = page_bytes, .want = m.count, .modest = true};
-    if (!m.count || status) {
-        ta_moves_free(&m);
-        return status;
-    }
-    hand.pages = calloc(m.count, sizeof *hand.pages);
-    status =
-        hand.pages ? ta_gather(d, &hand, m.count * page_bytes, &lack) : TA_NO_HOST_MEMORY;
-    if (status == TA_OUT_OF_MEMORY) status = TA_OK; /* what is in hand will do */
-    const size_t had = hand.count;
-    /* A shared cap may have been asked with `pages` dropped: what is there is looked at again.
-     */
-    if (!status && had && !find(d, page_bytes, &m)) status = TA_NO_HOST_MEMORY;
-    if (!status && m.count && (had || ta_moves_amiss(&m))) {
+    if (m.count && !status) {
         mark(d, &m, true);
-        status = ta_moves_to_device(d, &m, &hand, true);
+        status = ta_moves_to_device(d, &m, true, true, &lack);
         if (!status) status = ta_moves_touch(d, &m); /* what found no room once failed */
         mark(d, &m, false);
-        const size_t used = had - hand.count;
-        if (!status) info->brought_back += used * page_bytes;
-        hand.created = hand.created > used ? hand.created - used : 0;
+        info->brought_back += m.came;
+        info->copy_us += m.copy_us;
     }
-    ta_put_down(d, &hand, false);
-    free(hand.pages);
-    info->copy_us += m.copy_us;
     ta_moves_free(&m);
     return status;
 }
@@ -75,6 +61,7 @@ static ta_status step_on(ta_device *d, ta_step_info *info)
 {
     ta_status status = TA_OK;
     ta_host_settle(d);
+    for (ta_arena *a = d->arenas; a; a = a->next) ta_pending_poll(d, a);
     for (unsigned i = 0; i < TA_PAGE_SIZES && !status; i++)
         if (d->sizes >> i & 1)
             status = bring_back(d, ta_ready_bytes(d, &d->ready[i]), info);
@@ -149,7 +136,7 @@ static ta_status give_back(ta_allocator *a, uint64_t keep, uint64_t *released)
         ta_status failed = ta_enter(d, saved);
         if (!failed) {
             ta_lock_take(&d->pages);
-            if (d->host.unsure && !ta_device_wait(d)) ta_host_settle(d);
+            if ((d->host.unsure || d->adrift) && !ta_device_wait(d)) ta_host_settle(d);
             ta_tier_sweep(d);
             failed = ta_host_release(d, keep, released);
             ta_lock_drop(&d->pages);

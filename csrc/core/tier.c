@@ -81,6 +81,7 @@ static ta_status shed(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
     const ta_spilled was = c->spilled[slot];
     const ta_handle page = c->pages[slot];
     if (was.state != TA_SLOT_COMING) return TA_OK;
+    if (d->adrift) return TA_DRIVER;
     ta_status status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
     if (status) return status;
     c->pages[slot] = 0;

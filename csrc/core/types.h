@@ -158,7 +158,8 @@ struct ta_arena {
     ta_region *region;       /* NULL: none */
     bool orphan;             /* its pool is over: it takes no requests any more */
     bool asleep;             /* with its region. Written under device.pages and `lock` */
-    bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
+    bool moving;   /* its pages are being exchanged: none is stolen. Under device.pages */
+    bool incoming; /* moving, and pages come: those that are idle can be stolen */
     ta_chunk *chunks;
     uint64_t next_chunk_bytes;
     ta_bins bins;
@@ -239,14 +240,15 @@ typedef struct ta_ready {
 #define TA_PAGE_SIZES 20u /* from a granule to TA_LOOKUP_BYTES, by powers of two */
 
 /* Of all devices; its blocks are in the arenas that point here. Never changes but for `asleep`,
- * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: while
- * that is set nobody else sends it to sleep or wakes it. */
+ * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: who sets
+ * that alone sends it to sleep or wakes it, and writes the rest. */
 struct ta_region {
     char name[TA_REGION_TEXT];
     ta_region_config config;
     ta_region_id id;
     atomic_bool asleep;
     bool busy, kept;
+    bool partial; /* asleep, as a failure left it: some of it may be on a device */
 };
 
 /* Pinned memory of one device's host pages (host.c); guarded by `lock`. */
@@ -281,6 +283,7 @@ struct ta_device {
     ta_ready ready[TA_PAGE_SIZES];
     uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
     ta_host_pool host;
+    bool adrift; /* copies of ours may be under way: the wait for them failed */
     uint64_t moves;      /* of pages, since ta_trim */
     atomic_bool planned; /* some requests of the step go to the host (plan.c) */
     atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */
