@@ -139,6 +139,7 @@ static ta_status put_on_host(ta_device *d, ta_arena *arena, uint64_t bytes, size
     d->stats.spill_allocs++;
     d->stats.spill_bytes += bytes;
     ta_spin_drop(&d->counting);
+    ta_share_say_spilled(d);
     return TA_OK;
 }
 

@@ -37,6 +37,24 @@ static bool add(ta_moves *m, const ta_move *move)
     return true;
 }
 
+/* The slots under a block; the first may be that of its neighbour, too, who was there first. */
+static bool add_block(ta_moves *m, ta_arena *arena, const ta_block *b, bool on_device)
+{
+    ta_chunk *c = b->chunk;
+    const uint64_t born = b->state == TA_HELD ? UINT64_MAX : b->serial;
+    const uint32_t end = ta_slot_above(c, b->addr + b->size);
+    for (uint32_t i = ta_slot_below(c, b->addr); i < end; i++) {
+        ta_move *last = m->count ? &m->at[m->count - 1] : NULL;
+        if (last && last->chunk == c && last->slot == i) {
+            if (born < last->born) last->born = born;
+        } else if (ta_chunk_has(c, i) &&
+                   (ta_slot_is(c, i) == TA_SLOT_DEVICE) == on_device) {
+            if (!add(m, &(ta_move){arena, c, i, NULL, born})) return false;
+        }
+    }
+    return true;
+}
+
 bool ta_moves_find(ta_moves *m, ta_arena *arena, bool on_device)
 {
     bool room = true;
@@ -44,14 +62,48 @@ bool ta_moves_find(ta_moves *m, ta_arena *arena, bool on_device)
     for (ta_chunk *c = arena->chunks; c && room; c = c->next) {
         if (!on_device && !c->spilled_count) continue;
         room = ta_tier_stock(c);
-        for (uint32_t i = 0; i < c->slots && room; i++) {
-            if (!ta_chunk_has(c, i)) continue;
-            if ((ta_slot_is(c, i) == TA_SLOT_DEVICE) == on_device)
-                room = add(m, &(ta_move){arena, c, i, NULL});
-        }
+        for (const ta_block *b = c->first; b && room; b = b->next)
+            if (b->state != TA_FREE) room = add_block(m, arena, b, on_device);
     }
     ta_lock_drop(&arena->lock);
     return room;
+}
+
+static int by_place(const ta_move *a, const ta_move *b)
+{
+    if (a->chunk->addr != b->chunk->addr) return a->chunk->addr < b->chunk->addr ? -1 : 1;
+    return a->slot < b->slot ? -1 : a->slot > b->slot;
+}
+static int older(const void *one, const void *other)
+{
+    const ta_move *a = one, *b = other;
+    if (a->born != b->born) return a->born < b->born ? -1 : 1;
+    return by_place(a, b);
+}
+static int younger(const void *one, const void *other)
+{
+    const ta_move *a = one, *b = other;
+    if (a->arena->small != b->arena->small) return a->arena->small ? 1 : -1;
+    if (a->born != b->born) return a->born > b->born ? -1 : 1;
+    return by_place(a, b);
+}
+
+void ta_moves_order(ta_moves *m, bool oldest_first)
+{
+    if (m->count) qsort(m->at, m->count, sizeof *m->at, oldest_first ? older : younger);
+}
+
+ta_status ta_moves_take(ta_device *d, ta_moves *m, size_t count, uint64_t *pinned)
+{
+    ta_host_page **pages = calloc(count + 1, sizeof(void *));
+    if (!pages) return TA_NO_HOST_MEMORY;
+    ta_tier_sweep(d);
+    ta_lock_drop(&d->pages);
+    ta_status status = ta_host_take(d, m->at[0].chunk->page_bytes, count, pages, pinned);
+    ta_lock_take(&d->pages);
+    for (size_t i = 0; i < count && !status; i++) m->at[i].page = pages[i];
+    free(pages);
+    return status;
 }
 
 void ta_moves_free(ta_moves *m)

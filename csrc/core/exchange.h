@@ -13,6 +13,7 @@ typedef struct ta_move {
     ta_chunk *chunk;
     uint32_t slot;
     ta_host_page *page;
+    uint64_t born; /* serial of the oldest block on it */
 } ta_move;
 typedef struct ta_moves {
     ta_move *at;
@@ -27,6 +28,11 @@ typedef struct ta_moves {
  * host memory. */
 bool ta_moves_find(ta_moves *moves, ta_arena *arena, bool on_device);
 void ta_moves_free(ta_moves *moves);
+/* By the blocks on them, oldest first; or the youngest first, those of small blocks last. */
+void ta_moves_order(ta_moves *moves, bool oldest_first);
+/* A host page for each of the first `count`. Pinning takes long: with `pages` dropped. */
+ta_status ta_moves_take(ta_device *device, ta_moves *moves, size_t count,
+                        uint64_t *pinned);
 /* Everything comes to the device; to the modest, as far as pages can be had with no wait. While
  * some is copied, pages for the next are found. What was freed meanwhile is left out. On
  * failure all is where it was, pages that were made are released, and with `touch` it is

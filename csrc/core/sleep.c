@@ -103,22 +103,14 @@ static void find_elsewhere(ta_device *d, ta_arena *arena, void *context)
     p->room &= ta_moves_find(&p->moves, arena, false);
 }
 
-/* A host page for each of the first `count` moves. Pinning takes long: with `pages` dropped. */
+/* A host page for each of the first `count` moves. */
 static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
 {
     ta_sleep_info *info = p->info;
-    ta_host_page **pages = calloc(count + 1, sizeof(void *));
-    if (!pages) return TA_NO_HOST_MEMORY;
     const double since = ta_now_us();
     const uint64_t before = info->pinned;
-    ta_tier_sweep(d);
-    ta_lock_drop(&d->pages);
-    ta_status status =
-        ta_host_take(d, p->region->config.page_bytes, count, pages, &info->pinned);
-    ta_lock_take(&d->pages);
+    ta_status status = ta_moves_take(d, &p->moves, count, &info->pinned);
     if (info->pinned > before) info->pin_us += ta_now_us() - since;
-    for (size_t i = 0; i < count && !status; i++) p->moves.at[i].page = pages[i];
-    free(pages);
     if (status == TA_OUT_OF_MEMORY)
         refuse(info, status, "the budget of host memory is used up");
     else if (status == TA_NO_HOST_MEMORY)

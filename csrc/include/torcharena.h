@@ -284,9 +284,13 @@ typedef struct ta_step_info {
     uint64_t brought_back;  /* bytes of live pages that came to the device */
     uint64_t still_on_host; /* bytes of live pages for which there was no room */
     double us, copy_us;     /* the call's time; of it, waiting for copies */
+    uint64_t sent_out;      /* bytes of live pages that left the device */
 } ta_step_info;
 /* A step's mark. Live pages on the host come back where the device has room, after all of the
- * device's work; the caller promises that no other thread launches any meanwhile. Without
+ * device's work; the caller promises that no other thread launches any meanwhile. The oldest
+ * blocks come first. With the net on, live pages leave where more is held than a cap that was
+ * lowered allows, or where another process asked for memory under a shared cap and we hold
+ * more than an equal part of it; the youngest blocks go first, and reach the host. Without
  * such pages it does nothing, and makes no driver call. TA_BUSY while a capture is open, which
  * a wait would break: nothing moves. A failure leaves every byte where it can be read, and
  * the next mark tries again. Device -1: all. `info` may be NULL. */

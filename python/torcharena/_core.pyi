@@ -146,6 +146,7 @@ class Step(TypedDict):
     text: str  # of the status
     brought_back: int
     still_on_host: int
+    sent_out: int  # beyond a cap that was lowered, or since another process asked
     us: float
     copy_us: float
 

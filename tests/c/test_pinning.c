@@ -149,12 +149,11 @@ TEST(a_failure_in_one_thread_takes_all_back)
     world w;
     void *at[PAGES];
     ta_sleep_info info;
-    open_crowd(&w, 1, 1 * GiB, 2);
+    open_crowd(&w, 1, 1 * GiB, 1);
     const ta_region_id id = fill(&w, "weights", 0, at, PAGES);
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
         for (uint64_t k = 1; k < 60; k++)
             for (uint64_t times = 0; times < 3; times += 2) {
-                crowd.most = 0;
                 ta_sim_fail(w.sim, calls[c], k, times, c ? TA_DRIVER : TA_OUT_OF_MEMORY);
                 const ta_status status = ta_region_sleep(w.allocator, id, true, &info);
                 ta_sim_fail(w.sim, calls[c], 0, 0, TA_OK);

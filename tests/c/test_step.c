@@ -142,6 +142,139 @@ TEST(a_capture_keeps_all_where_it_is)
     world_close(&w);
 }
 
+typedef struct overlap {
+    uint64_t addr, end, bytes;
+} overlap;
+static void add_up(void *context, uint64_t addr, uint64_t size)
+{
+    overlap *o = context;
+    const uint64_t low = addr > o->addr ? addr : o->addr,
+                   high = addr + size < o->end ? addr + size : o->end;
+    if (low < high) o->bytes += high - low;
+}
+/* Bytes of the block that are not on the device. */
+static uint64_t on_host(world *w, const held *h)
+{
+    overlap o = {(uintptr_t)h->at, (uintptr_t)h->at + h->size, 0};
+    const ta_visitor visitor = {.context = &o, .elsewhere = add_up};
+    return ta_visit(w->allocator, 0, &visitor) ? 1 : o.bytes;
+}
+
+/* The oldest blocks come first: what is made with the model before what a step leaves. */
+TEST(the_oldest_comes_first)
+{
+    world w;
+    held h[8];
+    ta_step_info info;
+    open_capped(&w, 1 * GiB, 32 * MiB, 256 * MiB);
+    fill(&w, h, 4, 4);
+    /* The place of the oldest of those on the host goes to one that is younger than all. */
+    drop(&w, &h[4]);
+    bring(&w, &h[4], 8 * MiB);
+    if (ta_test_failed) return;
+    drop(&w, &h[0]);
+    drop(&w, &h[1]);
+    CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+    CHECK_EQ(info.brought_back, 16 * MiB);
+    for (int i = 4; i < 8; i++) {
+        CHECK_EQ(on_host(&w, &h[i]), i == 5 || i == 6 ? 0 : 8 * MiB);
+    }
+    kept(h, 8);
+    good(&w);
+    for (int i = 0; i < 8; i++) drop(&w, &h[i]);
+    world_close(&w);
+}
+
+/* --- what leaves ------------------------------------------------------------------------ */
+TEST(a_lowered_cap_holds_from_the_next_mark_on)
+{
+    world w;
+    held h[16];
+    ta_step_info info;
+    open_capped(&w, 1 * GiB, 128 * MiB, 256 * MiB);
+    fill(&w, h, 16, 0);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 64 * MiB), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 128 * MiB);
+    CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+    CHECK_EQ(info.sent_out, 64 * MiB);
+    CHECK_EQ(info.brought_back, 0);
+    CHECK_EQ(info.still_on_host, 64 * MiB);
+    CHECK_EQ(world_stats(&w, 0).reserved.current, 64 * MiB);
+    CHECK_EQ(world_stats(&w, 0).to_host, 64 * MiB);
+    good(&w);
+    kept(h, 16);
+    const uint64_t calls = map_calls(&w);
+    CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+    CHECK_EQ(info.sent_out + info.brought_back, 0);
+    CHECK_EQ(map_calls(&w), calls);
+    for (int i = 0; i < 16; i++) world_use(&w, &h[i], h[i].stream, true, -1);
+    for (int i = 0; i < 4; i++) drop(&w, &h[i]);
+    CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+    CHECK_EQ(info.brought_back, 32 * MiB);
+    kept(h, 16);
+    good(&w);
+    /* With no net, or a host without room, what is held stays. */
+    const ta_spill_config none = {.host_bytes = 256 * MiB};
+    CHECK_EQ(ta_set_spill(w.allocator, &none), TA_OK);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 16 * MiB), TA_OK);
+    CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+    CHECK_EQ(info.sent_out, 0);
+    const ta_spill_config little = {.host_bytes = 80 * MiB, .net = true};
+    CHECK_EQ(ta_set_spill(w.allocator, &little), TA_OK);
+    CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+    CHECK_EQ(info.sent_out,
+             48 * MiB); /* 64 are wanted, and 80 - 32 are left: halved to 32 */
+    kept(h, 16);
+    good(&w);
+    for (int i = 0; i < 16; i++) drop(&w, &h[i]);
+    world_close(&w);
+}
+
+/* S21 for what leaves: every call fails, once and several times in a row. */
+TEST(a_mark_that_sends_and_fails_anywhere_keeps_every_byte)
+{
+    static const ta_sim_call kinds[] = {
+        TA_SIM_CALL_COUNT,       TA_SIM_CALL_unmap,        TA_SIM_CALL_map,
+        TA_SIM_CALL_set_access,  TA_SIM_CALL_copy,         TA_SIM_CALL_event_record,
+        TA_SIM_CALL_event_wait,  TA_SIM_CALL_device_wait,  TA_SIM_CALL_create,
+        TA_SIM_CALL_copy_stream, TA_SIM_CALL_event_create, TA_SIM_CALL_host_memory};
+#if defined(__SANITIZE_THREAD__)
+    const size_t count = 1;
+#else
+    const size_t count = sizeof kinds / sizeof *kinds;
+#endif
+    world w;
+    held h[6];
+    ta_step_info info;
+    open_capped(&w, 1 * GiB, TA_NO_LIMIT, 256 * MiB);
+    for (size_t kind = 0; kind < count; kind++)
+        for (uint64_t k = 1; k < 90; k++)
+            for (uint64_t times = 0; times < 3; times += 2) {
+                CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, TA_NO_LIMIT), TA_OK);
+                for (int i = 0; i < 6; i++) bring(&w, &h[i], 8 * MiB);
+                if (ta_test_failed) return;
+                CHECK_EQ(ta_host_trim(w.allocator, NULL), TA_OK);
+                CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 16 * MiB), TA_OK);
+                ta_sim_fail(w.sim, kinds[kind], k, times, TA_DRIVER);
+                ta_status status = ta_step(w.allocator, -1, &info);
+                ta_sim_fail(w.sim, kinds[kind], 0, 0, TA_OK);
+                world_check(&w);
+                if (!status) kept(h, 6);
+                const bool over = status == TA_OK;
+                CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
+                kept(h, 6);
+                good(&w);
+                CHECK_EQ(world_stats(&w, 0).reserved.current, 16 * MiB);
+                if (ta_test_failed)
+                    TA_TEST_FAIL("  call %d, k %d, times %d", (int)kinds[kind], (int)k,
+                                 (int)times);
+                for (int i = 0; i < 6; i++) drop(&w, &h[i]);
+                CHECK_EQ(ta_sim_settle(w.sim, 0), TA_OK); /* their host pages may go */
+                if (over && !times) k = 90;
+            }
+    world_close(&w);
+}
+
 /* --- the rate, as the costs of FACTS have it -------------------------------------------- */
 #define LINK 55.4 /* GB/s */
 
@@ -194,6 +327,39 @@ TEST(what_comes_back_comes_at_the_links_rate)
     CHECK_RATE(rate_back(32 * MiB, 1, 64 * MiB), 850); /* pages that are taken */
     CHECK_RATE(rate_back(32 * MiB, 32, 2 * GiB), 950);
 }
+
+/* The same for what leaves: each page is opened to the device at its place on the host. */
+static double rate_out(uint64_t piece, int count)
+{
+    world w;
+    void *at[64];
+    ta_step_info info;
+    const uint64_t bytes = piece * (uint64_t)count;
+    const ta_sim_config config = {.devices = 1,
+                                  .memory = 16 * GiB,
+                                  .seed = 5,
+                                  .no_backing = true,
+                                  .link_gbs = LINK};
+    const ta_spill_config spill = {.host_bytes = 8 * GiB, .net = true};
+    double rate = 0;
+    world_open(&w, &config, 2);
+    ta_oracle_allow_moves(w.sim, true);
+    ta_set_spill(w.allocator, &spill);
+    for (int i = 0; i < count; i++) ta_alloc(w.allocator, piece, 0, NULL, &at[i], NULL);
+    for (int round = 0; round < 2; round++) { /* the first pins */
+        ta_set_limit(w.allocator, 0, TA_LIMIT_API, 4 * MiB);
+        const double since = ta_sim_now_us(w.sim);
+        if (!ta_step(w.allocator, -1, &info) && info.sent_out == bytes - 4 * MiB)
+            rate = (double)bytes / (ta_sim_now_us(w.sim) - since) / 1e3 / LINK;
+        ta_set_limit(w.allocator, 0, TA_LIMIT_API, TA_NO_LIMIT);
+        ta_step(w.allocator, -1, &info);
+    }
+    for (int i = 0; i < count; i++) ta_free(w.allocator, at[i]);
+    world_close(&w);
+    return rate;
+}
+
+TEST(what_leaves_is_bound_by_the_driver) { CHECK_RATE(rate_out(32 * MiB, 32), 400); }
 
 /* A region of `gib` sleeps, and wakes; *wake: its rate. The sleep's. */
 static double rate_region(uint64_t gib, bool touch, double *wake)
