@@ -179,10 +179,10 @@ static bool repeated(const ta_plan *p)
 }
 
 /* The plan's user data are its own while `pages` is held and nothing records. */
-void ta_plan_step(ta_device *d)
+bool ta_plan_step(ta_device *d)
 {
     ta_plan *p = d->plan;
-    if (!p) return;
+    if (!p) return false;
     ta_spin_take(&d->counting);
     const bool recorded = p->recording;
     p->recording = false;
@@ -198,7 +198,8 @@ void ta_plan_step(ta_device *d)
         else
             chosen = choose(p, d->page_bytes);
     }
-    p->unused = chosen || p->spilled ? 0 : p->unused + 1;
+    const bool wanting = chosen || p->spilled;
+    p->unused = wanting ? 0 : p->unused + 1;
 
     ta_spin_take(&d->counting);
     ta_request *was = p->before;
@@ -213,6 +214,7 @@ void ta_plan_step(ta_device *d)
     p->spilled = false;
     atomic_store_explicit(&d->planned, chosen && p->recording, memory_order_relaxed);
     ta_spin_drop(&d->counting);
+    return wanting;
 }
 
 void ta_plan_forget(ta_device *d)

@@ -283,7 +283,7 @@ static void tidy(ta_allocator *a)
         uintptr_t saved[2];
         if (!d || ta_enter(d, saved)) continue;
         ta_lock_take(&d->pages);
-        ta_tier_tidy(d);
+        ta_tier_tidy(d, false);
         ta_lock_drop(&d->pages);
         ta_leave(d, saved);
     }

@@ -128,6 +128,7 @@ static ta_status make_room(ta_device *d, uint64_t bytes, ta_step_info *info)
 typedef struct ta_chores {
     bool back;              /* something is on the host */
     uint64_t over, yielded; /* bytes beyond our own cap, and for others */
+    bool ended, idle;       /* the step was, and host pages serve nobody any more */
 } ta_chores;
 
 static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *info)
@@ -151,8 +152,7 @@ static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *in
         info->still_on_host += left.count * a->page_bytes;
         ta_moves_free(&left);
     }
-    ta_tier_tidy(d);
-    ta_plan_step(d);
+    ta_tier_tidy(d, chores->idle || (!chores->ended && !ta_plan_step(d)));
     ta_share_say_spilled(d);
     return status;
 }
@@ -174,13 +174,13 @@ static bool anything(ta_device *d, ta_chores *chores)
         chores->over = held > limit ? held - limit : 0;
         chores->yielded = ta_share_excess(d);
     }
-    const bool any = chores->back || chores->over || chores->yielded;
-    if (!any) {
-        ta_plan_step(d);
+    if (!chores->back && !chores->over && !chores->yielded) {
+        chores->ended = true;
+        chores->idle = !ta_plan_step(d) && ta_tier_idles(d);
         ta_share_say_spilled(d);
     }
     ta_lock_drop(&d->pages);
-    return any;
+    return !chores->ended || chores->idle;
 }
 
 ta_status ta_step(ta_allocator *a, int device, ta_step_info *info)
@@ -199,8 +199,11 @@ ta_status ta_step(ta_allocator *a, int device, ta_step_info *info)
         ta_chores chores;
         if (!d || !anything(d, &chores)) continue;
         if (!waited) status = ta_devices_wait(a);
-        waited = true;
-        if (status == TA_NOT_READY) status = TA_BUSY;
+        waited = !status;
+        if (status == TA_NOT_READY) {
+            status = chores.ended ? TA_OK : TA_BUSY; /* idle pages can wait */
+            if (!status) continue;
+        }
         if (status || (status = ta_enter(d, saved))) continue;
         ta_lock_take(&d->pages);
         d->device_waits++; /* no capture begins meanwhile */

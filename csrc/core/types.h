@@ -283,7 +283,7 @@ struct ta_device {
     ta_ready ready[TA_PAGE_SIZES];
     uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
     ta_host_pool host;
-    bool adrift; /* copies of ours may be under way: the wait for them failed */
+    bool adrift;         /* copies of ours may be under way: the wait for them failed */
     uint64_t moves;      /* of pages, since ta_trim */
     atomic_bool planned; /* some requests of the step go to the host (plan.c) */
     atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */

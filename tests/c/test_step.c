@@ -142,6 +142,38 @@ TEST(a_capture_keeps_all_where_it_is)
     world_close(&w);
 }
 
+/* Host pages that nothing needs any more do not serve on because the stream is busy. */
+TEST(once_all_fits_nothing_stays_on_the_host)
+{
+    world w;
+    held h[20];
+    uint64_t calls = 0;
+    open_capped(&w, 1 * GiB, 64 * MiB, 256 * MiB);
+    for (int round = 0; round < 8; round++) {
+        if (round == 4)
+            CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, TA_NO_LIMIT), TA_OK);
+        for (int i = 0; i < 20; i++) {
+            bring(&w, &h[i], 6 * MiB);
+            world_use(&w, &h[i], h[i].stream, true, 1e5); /* far behind the host */
+        }
+        if (ta_test_failed) return;
+        kept(h, 20);
+        const uint64_t spilled = world_stats(&w, 0).spilled.current;
+        if (round < 4) CHECK(spilled > 0);
+        if (round > 4) CHECK_EQ(spilled, 0);
+        for (int i = 19; i >= 0; i--) drop(&w, &h[i]);
+        const uint64_t waits = ta_sim_calls(w.sim, TA_SIM_CALL_device_wait);
+        CHECK_EQ(ta_step(w.allocator, -1, NULL), TA_OK);
+        /* While it spills at every step a mark waits for nothing, nor once it is over. */
+        if (round < 4 || round > 5)
+            CHECK_EQ(ta_sim_calls(w.sim, TA_SIM_CALL_device_wait), waits);
+        if (round == 6) calls = map_calls(&w);
+    }
+    CHECK_EQ(map_calls(&w), calls);
+    good(&w);
+    world_close(&w);
+}
+
 typedef struct overlap {
     uint64_t addr, end, bytes;
 } overlap;
