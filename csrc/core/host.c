@@ -283,6 +283,18 @@ ta_status ta_host_release(ta_device *d, uint64_t keep, uint64_t *released)
     return TA_OK;
 }
 
+bool ta_host_beyond(const ta_allocator *a)
+{
+    return atomic_load(&a->host_held) > atomic_load(&a->host_budget);
+}
+
+void ta_host_shrink(ta_device *d)
+{
+    uint64_t released = 0;
+    if (ta_host_beyond(d->allocator)) /* what fails stays kept, for the next time */
+        ta_host_release(d, atomic_load(&d->allocator->host_budget), &released);
+}
+
 void ta_host_destroy(ta_device *d, bool reachable)
 {
     for (ta_host_slab *slab = d->host.slabs, *next; slab; slab = next) {

@@ -30,6 +30,10 @@ void ta_host_settle(ta_device *device);
 bool ta_host_supported(const ta_allocator *allocator);
 /* Kept pages go back to the machine until `keep` bytes are pinned by the process. */
 ta_status ta_host_release(ta_device *device, uint64_t keep, uint64_t *released);
+/* More is pinned than a budget that was lowered allows. */
+bool ta_host_beyond(const ta_allocator *allocator);
+/* Kept pages go until it is not, as far as there are any. */
+void ta_host_shrink(ta_device *device);
 void ta_host_destroy(ta_device *device, bool reachable);
 
 #endif

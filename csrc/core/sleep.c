@@ -284,6 +284,7 @@ static void tidy(ta_allocator *a)
         if (!d || ta_enter(d, saved)) continue;
         ta_lock_take(&d->pages);
         ta_tier_tidy(d, false);
+        ta_host_shrink(d);
         ta_lock_drop(&d->pages);
         ta_leave(d, saved);
     }

@@ -152,7 +152,9 @@ static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *in
         info->still_on_host += left.count * a->page_bytes;
         ta_moves_free(&left);
     }
-    ta_tier_tidy(d, chores->idle || (!chores->ended && !ta_plan_step(d)));
+    const bool wanting = !chores->ended && ta_plan_step(d);
+    ta_tier_tidy(d, chores->idle || !wanting || ta_host_beyond(d->allocator));
+    ta_host_shrink(d);
     ta_share_say_spilled(d);
     return status;
 }
@@ -176,7 +178,8 @@ static bool anything(ta_device *d, ta_chores *chores)
     }
     if (!chores->back && !chores->over && !chores->yielded) {
         chores->ended = true;
-        chores->idle = !ta_plan_step(d) && ta_tier_idles(d);
+        const bool wanting = ta_plan_step(d);
+        chores->idle = (!wanting || ta_host_beyond(d->allocator)) && ta_tier_idles(d);
         ta_share_say_spilled(d);
     }
     ta_lock_drop(&d->pages);
