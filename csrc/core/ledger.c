@@ -536,12 +536,18 @@ void ta_ledger_say_spilled(ta_ledger *l, uint64_t bytes)
                      word_at(l->slot) + (off_t)offsetof(ta_ledger_word, spilled));
 }
 
-uint64_t ta_ledger_beyond(ta_ledger *l, const ta_share_caps *caps, uint64_t *part)
+uint64_t ta_ledger_beyond(ta_ledger *l, const ta_share_caps *caps, uint64_t *part,
+                          uint64_t *room)
 {
     contents seen;
     sum gpu = {0}, tenant = {0};
     *part = TA_NO_LIMIT;
+    *room = 0;
     if (l->fd < 0 || !ta_ledger_pread(l->fd, &seen, sizeof seen, BOARD(turn))) return 0;
+    for (int i = 0; i < TA_LEDGER_SLOTS; i++) /* the dead hold nothing */
+        if (seen.words[i].bytes && i != l->slot &&
+            !ta_ledger_locked(l->fd, TA_LEDGER_SLOT(i)))
+            seen.words[i].bytes = 0;
     count_all(l, seen.words, &gpu, &tenant);
     const uint64_t tenant_cap = l->tenant ? caps->tenant : TA_NO_LIMIT;
     if (caps->device != TA_NO_LIMIT) *part = caps->device / ((uint64_t)gpu.others + 1);
@@ -549,6 +555,9 @@ uint64_t ta_ledger_beyond(ta_ledger *l, const ta_share_caps *caps, uint64_t *par
         *part = tenant_cap / ((uint64_t)tenant.others + 1);
     const uint64_t over = beyond(gpu.bytes, caps->device),
                    tenant_over = beyond(tenant.bytes, tenant_cap);
+    *room = beyond(caps->device, gpu.bytes);
+    if (beyond(tenant_cap, tenant.bytes) < *room)
+        *room = beyond(tenant_cap, tenant.bytes);
     return over > tenant_over ? over : tenant_over;
 }
 

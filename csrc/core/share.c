@@ -287,21 +287,31 @@ void ta_share_answer(ta_device *d)
 uint64_t ta_share_excess(ta_device *d)
 {
     ta_share *s = d->share;
-    uint64_t part;
+    uint64_t part, room;
     if (!s || !s->ledger || s->left || s->caps.observe) return 0;
     const uint64_t asked = ta_ledger_asked(s->ledger);
     if (asked) owe(s, asked, 0);
     if (s->owed && ta_now_us() > s->owed_until) s->owed = 0;
-    uint64_t excess = ta_ledger_beyond(s->ledger, &s->caps, &part);
+    uint64_t excess = ta_ledger_beyond(s->ledger, &s->caps, &part, &room);
     if (excess < s->owed) excess = s->owed;
-    s->owed = 0;
     const uint64_t held = ta_reserved(d), most = held > part ? held - part : 0;
     return excess < most ? excess : most;
 }
 
-void ta_share_yield(ta_device *d)
+void ta_share_yield(ta_device *d, bool left)
 {
-    if (d->share) d->share->yields_until = ta_now_us() + YIELD_US;
+    if (!d->share) return;
+    d->share->owed = 0;
+    if (left) d->share->yields_until = ta_now_us() + YIELD_US;
+}
+
+uint64_t ta_share_room(ta_device *d)
+{
+    const ta_share *s = d->share;
+    uint64_t part, room;
+    if (!s || !s->ledger || s->left || s->caps.observe) return TA_NO_LIMIT;
+    ta_ledger_beyond(s->ledger, &s->caps, &part, &room);
+    return room;
 }
 
 bool ta_share_yields(const ta_device *d)

@@ -131,6 +131,24 @@ typedef struct ta_chores {
     bool ended, idle;       /* the step was, and host pages serve nobody any more */
 } ta_chores;
 
+/* As long as a step that was learned sends requests to the host: others, and other programs, may
+ * have left room for all of it. */
+static void look_for_room(ta_device *d)
+{
+    const ta_driver *driver = d->allocator->driver;
+    uintptr_t saved[2];
+    uint64_t unheld = 0, total;
+    if (!ta_plan_sends(d) || ta_enter(d, saved)) return;
+    ta_status status = driver->mem_info(driver->self, d->ordinal, &unheld, &total);
+    ta_leave(d, saved);
+    if (status) return;
+    const uint64_t shared = ta_share_room(d), limit = ta_limit_of(d, NULL),
+                   held = ta_reserved(d);
+    if (shared < unheld) unheld = shared;
+    const uint64_t most = held + unheld;
+    ta_plan_room(d, most < limit ? most : limit);
+}
+
 static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *info)
 {
     const uint64_t sent = info->sent_out, bytes = chores->over > chores->yielded
@@ -140,7 +158,7 @@ static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *in
     ta_host_settle(d);
     for (ta_arena *a = d->arenas; a; a = a->next) ta_pending_poll(d, a);
     if (bytes) status = make_room(d, bytes, info);
-    if (chores->yielded && info->sent_out > sent) ta_share_yield(d);
+    if (chores->yielded) ta_share_yield(d, info->sent_out > sent);
     const bool back = info->sent_out == sent && !ta_share_yields(d);
     for (unsigned i = 0; i < TA_PAGE_SIZES && back && !status; i++)
         if (d->sizes >> i & 1)
@@ -153,6 +171,7 @@ static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *in
         ta_moves_free(&left);
     }
     const bool wanting = !chores->ended && ta_plan_step(d);
+    if (wanting) look_for_room(d);
     ta_tier_tidy(d, chores->idle || !wanting || ta_host_beyond(d->allocator));
     ta_host_shrink(d);
     ta_share_say_spilled(d);
@@ -179,6 +198,7 @@ static bool anything(ta_device *d, ta_chores *chores)
     if (!chores->back && !chores->over && !chores->yielded) {
         chores->ended = true;
         const bool wanting = ta_plan_step(d);
+        look_for_room(d);
         chores->idle = (!wanting || ta_host_beyond(d->allocator)) && ta_tier_idles(d);
         ta_share_say_spilled(d);
     }

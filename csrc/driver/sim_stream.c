@@ -373,7 +373,8 @@ static ta_status sim_copy(void *self, int device, ta_stream stream, uint64_t to,
                                   .us = link > 0 ? (double)bytes / (link * 1e3) : 0,
                                   .dst = to,
                                   .src = from,
-                                  .size = bytes};
+                                  .size = bytes,
+                                  .whole = (to | from | bytes) % TA_SIM_GRANULARITY == 0};
         status = queue_bytes(sim, stream, node);
     }
     ta_sim_end(sim);

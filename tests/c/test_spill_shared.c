@@ -198,6 +198,39 @@ TEST(what_spilled_beside_another_comes_back)
     end();
 }
 
+/* A loop that learned to send blocks to the host beside another forgets it once that has gone. */
+TEST(a_learned_loop_forgets_once_there_is_room)
+{
+    enum { COUNT = 7 };
+    world w;
+    held h[COUNT];
+    uint64_t before = 0;
+    begin();
+    const pid_t child = fork_child();
+    if (!child) holder();
+    open_process(&w, 128 * MiB, 64 * MiB, true);
+    turn(1);
+    for (int round = 0; round < 12; round++) {
+        if (round == 6) {
+            next();
+            CHECK_EQ(exit_code(child), 0);
+        }
+        const uint64_t spills = world_stats(&w, 0).spill_bytes;
+        for (int i = 0; i < COUNT; i++) CHECK_EQ(bring(&w, &h[i]), TA_OK);
+        CHECK(kept(h, COUNT));
+        const uint64_t now = world_stats(&w, 0).spill_bytes - spills;
+        if (round < 6) CHECK(now > 0);
+        if (round > 7) CHECK_EQ(now, 0);
+        if (round > 8) CHECK_EQ(world_stats(&w, 0).spilled.current, 0);
+        before += now;
+        for (int i = COUNT; i-- > 0;) drop(&w, &h[i]);
+        CHECK_EQ(ta_step(w.allocator, -1, NULL), TA_OK);
+    }
+    CHECK(before > 0);
+    world_close(&w);
+    end();
+}
+
 /* A shared cap that is lowered below what two hold: each goes down to its part of it. */
 static void lowered(bool first)
 {
@@ -219,6 +252,8 @@ static void lowered(bool first)
     next();
     turn(4);
     NEED(living() == 24 * MiB);
+    next();
+    turn(6); /* the other has seen that, too */
     for (int i = 0; i < count; i++) drop(&w, &h[i]);
     world_close(&w);
     _exit(ta_test_failed);
