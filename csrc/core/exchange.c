@@ -58,14 +58,14 @@ static bool add_block(ta_moves *m, ta_arena *arena, const ta_block *b, bool on_d
 bool ta_moves_find(ta_moves *m, ta_arena *arena, bool on_device)
 {
     bool room = true;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (ta_chunk *c = arena->chunks; c && room; c = c->next) {
         if (!on_device && !c->spilled_count) continue;
         room = ta_tier_stock(c);
         for (const ta_block *b = c->first; b && room; b = b->next)
             if (b->state != TA_FREE) room = add_block(m, arena, b, on_device);
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return room;
 }
 
@@ -283,7 +283,7 @@ static void arrive(ta_device *d, ta_moves *m, bool good)
 {
     for (size_t i = 0; i < m->count; i++) {
         ta_move *at = &m->at[i];
-        ta_lock_take(&at->arena->lock);
+        ta_arena_lock(at->arena);
         if (is(at, TA_SLOT_COMING)) {
             const ta_handle page = at->chunk->pages[at->slot];
             if (good) {
@@ -298,7 +298,7 @@ static void arrive(ta_device *d, ta_moves *m, bool good)
                 give_page(d, at, page, false);
             }
         }
-        ta_lock_drop(&at->arena->lock);
+        ta_arena_unlock(at->arena);
     }
     if (good) count_copied(d, 0, m->copied);
 }
@@ -336,7 +336,7 @@ ta_status ta_moves_touch(ta_device *d, ta_moves *m)
             ta_status status = touch_slot(d, at);
             if (!first) first = status;
         }
-        ta_lock_drop(&at->arena->lock);
+        ta_arena_unlock(at->arena);
     }
     return first;
 }
@@ -401,12 +401,12 @@ static ta_status set_free_apart(ta_device *d, ta_arena *arena)
     enum { MOST = 64 };
     ta_handle pages[MOST];
     ta_status status = TA_OK;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (size_t got; (got = ta_arena_steal(arena, MOST, TA_NEVER, pages, &status));)
         while (got)
             if (!ta_ready_push(d, pages[--got], arena->page_bytes))
                 ta_page_release(d, pages[got], arena->page_bytes);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return status;
 }
 

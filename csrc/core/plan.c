@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "count.h"
 #include "pages.h"
 
 #define MOST 65536u /* requests of a step; a longer one is not learned from */
@@ -39,10 +40,9 @@ struct ta_plan {
     bool recording, spilled;
 };
 
-static uint64_t on_device(const ta_device *d)
+static uint64_t on_device(const ta_device *d, uint64_t live)
 {
-    const uint64_t live = d->stats.allocated[TA_POOL_ALL].current,
-                   host = d->stats.spilled.current + d->stats.dropped.current;
+    const uint64_t host = d->stats.spilled.current + d->stats.dropped.current;
     return live > host ? live - host : 0;
 }
 
@@ -60,9 +60,10 @@ void ta_plan_spilled(ta_device *d)
         }
     }
     if (!p) return;
+    const uint64_t live = ta_count_now(d).live;
     ta_spin_take(&d->counting);
     d->plan = p;
-    const uint64_t room = on_device(d);
+    const uint64_t room = on_device(d, live);
     if (!p->spilled || room < p->room) p->room = room;
     p->spilled = true;
     ta_spin_drop(&d->counting);
@@ -203,6 +204,7 @@ bool ta_plan_step(ta_device *d)
     const bool wanting = chosen || p->spilled;
     p->unused = wanting ? 0 : p->unused + 1;
 
+    const uint64_t live = ta_count_now(d).live;
     ta_spin_take(&d->counting);
     ta_request *was = p->before;
     p->before = p->now;
@@ -211,7 +213,7 @@ bool ta_plan_step(ta_device *d)
     p->count = 0;
     p->now[0].old_freed = 0;
     p->first = d->serial + 1;
-    p->base = on_device(d);
+    p->base = on_device(d, live);
     p->recording = p->unused < PATIENCE;
     p->spilled = false;
     atomic_store_explicit(&d->planned, chosen && p->recording, memory_order_relaxed);
@@ -251,8 +253,9 @@ void ta_plan_forget(ta_device *d)
 void ta_plan_destroy(ta_device *d)
 {
     if (!d->plan) return;
-    free(d->plan->now);
-    free(d->plan->before);
-    free(d->plan);
+    ta_plan *p = d->plan;
+    free(p->now);
+    free(p->before);
+    free(p);
     d->plan = NULL;
 }

@@ -26,10 +26,10 @@ static void mark_arena(ta_device *d, ta_arena *arena, void *context)
 {
     const ta_marks *marks = context;
     (void)d;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     arena->moving = marks->moving;
     arena->asleep = marks->asleep;
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
 }
 
 /* On every device, while no capture may begin if they move. Takes each one's `pages`. */
@@ -73,14 +73,14 @@ static void prepare(ta_device *d, ta_arena *arena, void *context)
     if (p->status) return;
     ta_pending_poll(d, arena);
     ta_pages_mend(d, arena);
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     const bool pending = arena->pending_first != NULL, broken = arena->broken != NULL;
     for (size_t got; !p->status && !pending && !broken &&
                      (got = ta_arena_steal(arena, MOST, TA_NEVER, pages, &p->status));)
         while (got)
             if (!ta_ready_push(d, pages[--got], arena->page_bytes))
                 ta_page_release(d, pages[got], arena->page_bytes);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (pending)
         p->status = refuse(p->info, TA_BUSY,
                            "blocks of it were freed while a stream still uses them");
@@ -167,12 +167,12 @@ static ta_status wake_home_host(ta_device *d, ta_passage *p)
     if (empty && (p->status = take_pages(d, p, empty))) return p->status;
     for (size_t i = 0; i < empty; i++) {
         ta_move *m = &p->moves.at[i];
-        ta_lock_take(&m->arena->lock);
+        ta_arena_lock(m->arena);
         if (ta_chunk_has(m->chunk, m->slot))
             ta_slot_become(m->arena, m->chunk, m->slot, TA_SLOT_AWAY, m->page);
         else
             ta_host_put(d, m->page);
-        ta_lock_drop(&m->arena->lock);
+        ta_arena_unlock(m->arena);
         m->page = NULL;
     }
     return p->status = ta_moves_touch(d, &p->moves);
@@ -184,10 +184,10 @@ static ta_status settle_undone(ta_device *d, ta_passage *p)
     ta_status status = ta_moves_touch(d, &p->moves);
     for (size_t i = 0; i < p->moves.count && !status; i++) {
         const ta_move *m = &p->moves.at[i];
-        ta_lock_take(&m->arena->lock);
+        ta_arena_lock(m->arena);
         const ta_slot_state state = ta_slot_is(m->chunk, m->slot);
         if (ta_chunk_has(m->chunk, m->slot) && state > TA_SLOT_HOST) status = TA_DRIVER;
-        ta_lock_drop(&m->arena->lock);
+        ta_arena_unlock(m->arena);
     }
     return status;
 }

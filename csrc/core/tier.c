@@ -112,9 +112,9 @@ static ta_status drop(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
 /* What was freed in the arena is used by no queued work; its lock is not needed. */
 static bool passed(ta_device *d, ta_arena *arena)
 {
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     const uint64_t tick = arena->last_freed;
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (arena->stream->passed > tick) return true;
     ta_stream_remark(d, arena->stream, tick);
     ta_stream_poll(d, arena->stream);
@@ -134,7 +134,7 @@ static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
     size_t swept = 0;
     if (!arena->spilled || !ta_arena_yields(d, arena)) return 0;
     const bool all = passed(d, arena);
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     const bool still = all && arena->stream->passed > arena->last_freed;
     for (ta_chunk *c = arena->chunks; c; c = c->next)
         for (uint32_t i = 0; i < c->slots && c->spilled_count; i++) {
@@ -145,7 +145,7 @@ static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
             else if (hosts || state != TA_SLOT_HOST)
                 swept += drop(d, arena, c, i) == TA_OK;
         }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return swept;
 }
 
@@ -181,7 +181,7 @@ ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *sl
     const bool free_to_go = ta_arena_yields(d, arena) && passed(d, arena);
     ta_status status = TA_OK;
     uint32_t left = 0;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (uint32_t i = 0; i < *count; i++) {
         const ta_slot_state state = ta_slot_is(c, slots[i]);
         if (state == TA_SLOT_HOST &&
@@ -194,7 +194,7 @@ ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *sl
             status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
         slots[left++] = slots[i];
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     *count = left;
     return status;
 }
@@ -263,9 +263,9 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
     ta_status status = pages && ta_tier_stock(c) ? TA_OK : TA_NO_HOST_MEMORY;
     for (uint32_t i = 0; i < count && !status; i++) /* what a failure left of a sleep */
         if (ta_slot_is(c, slots[i]) > TA_SLOT_HOST) {
-            ta_lock_take(&arena->lock);
+            ta_arena_lock(arena);
             status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
-            ta_lock_drop(&arena->lock);
+            ta_arena_unlock(arena);
         }
     if (!status) status = take_pages(d, c, slots, count, pages, &taken);
     for (; mapped < count && !status; mapped++)
@@ -273,7 +273,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
             status = map_host(d, c, slots[mapped], pages[at++], &stuck);
     if (status && at && !stuck) at--; /* the one that failed is in hand again */
     /* All of them serve; or those that are mapped go again, where the driver lets them. */
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (uint32_t i = 0, k = 0; i < count && (!status || k < at); i++) {
         const uint32_t slot = slots[i];
         if (ta_slot_is(c, slot) == TA_SLOT_DEVICE) {
@@ -292,7 +292,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
         } else if (!status)
             use(arena, c, slot);
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (status)
         while (at < taken) ta_host_put(d, pages[at++]);
     free(pages);

@@ -439,7 +439,7 @@ typedef struct ta_segment_info { /* a run of mapped pages */
 typedef struct ta_block_info {
     uint64_t addr, size, requested; /* free: requested 0 */
     ta_block_state state;
-    uint64_t serial; /* of the allocation: rises on each device, unique in the process */
+    uint64_t serial; /* of the allocation: unique in the process, rises on each stream */
 } ta_block_info;
 /* Calls back for each run of mapped pages and then for its blocks in address order: they
  * tile it. The callbacks run with a lock held: they must not call the allocator. Device -1:
