@@ -331,7 +331,7 @@ ta_status ta_moves_touch(ta_device *d, ta_moves *m)
     ta_status first = TA_OK;
     for (size_t i = 0; i < m->count; i++) {
         const ta_move *at = &m->at[i];
-        ta_lock_take(&at->arena->lock);
+        ta_arena_lock(at->arena);
         if (is(at, TA_SLOT_AWAY)) {
             ta_status status = touch_slot(d, at);
             if (!first) first = status;
@@ -347,12 +347,12 @@ static ta_status provide(ta_device *d, ta_moves *m, size_t i, size_t end, ta_han
                          ta_lack *lack, bool *full)
 {
     size_t need = 0;
-    ta_lock_take(&m->at[i].arena->lock);
+    ta_arena_lock(m->at[i].arena);
     for (size_t k = i; k < end; k++)
         need += ta_chunk_has(m->at[k].chunk, m->at[k].slot) &&
                 ta_slot_is(m->at[k].chunk, m->at[k].slot) != TA_SLOT_DEVICE &&
                 !is(&m->at[k], TA_SLOT_COMING);
-    ta_lock_drop(&m->at[i].arena->lock);
+    ta_arena_unlock(m->at[i].arena);
     hand->want = need;
     if (need <= hand->count) return TA_OK;
     ta_status status = ta_gather(d, hand, m->count * hand->bytes, lack);
@@ -373,14 +373,14 @@ ta_status ta_moves_to_device(ta_device *d, ta_moves *m, bool modest, bool touch,
         end = run_end(m, i, batch(i, hand.bytes));
         if (!full) status = provide(d, m, i, end, &hand, lack, &full);
         if (status) break;
-        ta_lock_take(&m->at[i].arena->lock);
+        ta_arena_lock(m->at[i].arena);
         for (size_t k = i; k < end && !status; k++)
             if (ta_slot_is(m->at[k].chunk, m->at[k].slot) != TA_SLOT_DEVICE &&
                 ta_chunk_has(m->at[k].chunk, m->at[k].slot) &&
                 (hand.count || is(&m->at[k], TA_SLOT_COMING)))
                 status = come(d, &m->at[k], &hand);
         if (!status) status = fill(d, m, i, end, tail.stream);
-        ta_lock_drop(&m->at[i].arena->lock);
+        ta_arena_unlock(m->at[i].arena);
         if (!status && tail.marked - tail.passed == DEPTH)
             status = tail_pass(d, &tail, &m->copy_us);
         if (!status) status = tail_mark(d, &tail);
@@ -466,13 +466,13 @@ static ta_status leave_all(ta_device *d, ta_moves *m, size_t i, size_t end, bool
     for (size_t to; i < end && !status; i = to) {
         to = run_end(m, i, end - i < RUN ? end - i : RUN);
         ta_arena *arena = m->at[i].arena;
-        ta_lock_take(&arena->lock);
+        ta_arena_lock(arena);
         for (size_t k = i; k < to && !status; k++) {
             status = leave(d, &m->at[k], keep, m);
             if (!status && touch && is(&m->at[k], TA_SLOT_AWAY))
                 status = touch_slot(d, &m->at[k]);
         }
-        ta_lock_drop(&arena->lock);
+        ta_arena_unlock(arena);
     }
     return status;
 }

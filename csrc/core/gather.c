@@ -149,7 +149,7 @@ static ta_oldest find_oldest(ta_device *d, uint64_t size, bool passed, double mo
     ta_oldest best = {NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
         if (!yields(d, a) || (size && a->page_bytes != size)) continue;
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         bool any = a->oldest != NULL;
         uint64_t oldest = any ? a->oldest->tick : 0, newest = any ? a->newest->tick : 0;
         ta_arena_unlock(a);
@@ -280,7 +280,7 @@ static size_t must_make(ta_device *d, size_t need, uint64_t size)
 {
     size_t have = ta_ready_held(d) / size;
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         have += ((will_yield(d, a) ? a->idle : 0) + 2 * a->counts.pending_blocks) *
                     a->page_bytes / size +
                 a->counts.pending_bytes / size;

@@ -166,11 +166,11 @@ bool ta_tier_idles(ta_device *d)
     bool any = false;
     for (ta_arena *a = d->arenas; a && !any; a = a->next) {
         if (!a->spilled || at_home(a) || !ta_arena_yields(d, a)) continue;
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         for (const ta_chunk *c = a->chunks; c && !any; c = c->next)
             for (uint32_t i = 0; i < c->slots && c->spilled_count && !any; i++)
                 any = ta_slot_is(c, i) == TA_SLOT_HOST && !ta_chunk_has(c, i);
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
     }
     return any;
 }

@@ -177,20 +177,10 @@ struct ta_arena {
     bool orphan; /* its pool is over: it takes no requests any more */
     ta_device *device;
     ta_stream_state *stream;
-    bool small;
-    uint64_t page_bytes;
-    _Atomic(ta_pool *) pool; /* the graph pool that owns its memory; NULL: nobody */
-    ta_region *region;       /* NULL: none */
-    bool orphan;             /* its pool is over: it takes no requests any more */
-    bool asleep;             /* with its region. Written under device.pages and `lock` */
-    bool moving;   /* its pages are being exchanged: none is stolen. Under device.pages */
-    bool incoming; /* moving, and pages come: those that are idle can be stolen */
-    ta_chunk *chunks;
-    uint64_t next_chunk_bytes;
-    ta_bins bins;
-    ta_table table;
-    ta_block *oldest,
-        *newest;         /* free blocks that own mapped pages, as they became free */
+    ta_region *region; /* NULL: none */
+    ta_block *warm; /* freed last, held: the next request of its size gets it (block.c) */
+    uint64_t changes;    /* of what is free, and of its pages */
+    uint64_t warm_tick;  /* of its free */
     uint64_t last_freed; /* the highest tick of a free here: passing it passes them all */
     ta_counts counts;
     uint64_t room[TA_GAUGES]; /* see count.h */
@@ -209,6 +199,7 @@ struct ta_arena {
     uint64_t next_chunk_bytes;
     ta_block *pending_first, *pending_last;
     ta_block *broken; /* linked by pending_next */
+    bool incoming;    /* moving, and pages come: those that are idle can be stolen */
     void *slabs;      /* what spare blocks and holes were cut from */
     ta_arena *prev,
         *next; /* the device's arenas; guarded by device.pages and `leveling` */
@@ -324,10 +315,8 @@ struct ta_device {
     ta_ready ready[TA_PAGE_SIZES];
     uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
     ta_host_pool host;
-    bool adrift;         /* copies of ours may be under way: the wait for them failed */
-    uint64_t moves;      /* of pages, since ta_trim */
-    atomic_bool planned; /* some requests of the step go to the host (plan.c) */
-    atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */
+    bool adrift;    /* copies of ours may be under way: the wait for them failed */
+    uint64_t moves; /* of pages, since ta_trim */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
