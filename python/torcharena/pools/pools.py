@@ -328,8 +328,7 @@ def _begin(spill: sizes.Size | None) -> None:
             if given.get("spill") is not None:
                 _allow(library, sizes.Size(bytes=given["spill"]))
             else:
-                with contextlib.suppress(library.Error):  # it has no pages of host memory
-                    library.set_spill(_ANYTHING, False)
+                library.set_spill(_ANYTHING, False)
         if spill is not None and spill != _host_budget:
             if _host_budget is not None:
                 raise ValueError(
@@ -341,13 +340,13 @@ def _begin(spill: sizes.Size | None) -> None:
 
 def _allow(library: Any, spill: sizes.Size) -> None:
     global _host_budget
-    try:
-        library.set_spill(spill.bytes, False)
-    except library.Error as error:
+    if not library.probe(0)["host_pages"]:
         raise RuntimeError(
-            f"torcharena.pool(spill={spill}): this driver makes no pages of host memory "
-            f"({error}); leave spill out: sleep(keep=False) needs none"
-        ) from None
+            f"torcharena.pool(spill={spill}): this driver makes no pages of host memory (CUDA "
+            "12.2 and later do, where the system lets them); leave spill out: "
+            "sleep(keep=False) needs none"
+        )
+    library.set_spill(spill.bytes, False)
     _host_budget = spill
 
 
