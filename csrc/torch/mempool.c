@@ -32,8 +32,7 @@ void ta_mempool_limit(ta_region_id id, uint64_t bytes)
 
 uint64_t ta_mempool_held(ta_region_id id, int device)
 {
-    const bool there =
-        id <= TA_REGIONS && device >= 0 && device < TA_MAX_DEVICES;
+    const bool there = id <= TA_REGIONS && device >= 0 && device < TA_MAX_DEVICES;
     return there ? atomic_load(&held[id][device]) : 0;
 }
 
@@ -110,16 +109,18 @@ static void refuse(ta_allocator *a, ta_region_id id, int device, size_t size,
     ta_region_info info;
     const char *name = ta_region_get(a, id, &info) == TA_OK ? info.name : "?";
     if (oom != NULL) {
-        int length = snprintf(refusal, sizeof refusal, "torcharena's pool \"%s\": ", name);
+        int length =
+            snprintf(refusal, sizeof refusal, "torcharena's pool \"%s\": ", name);
         ta_oom_text(oom, refusal + length, sizeof refusal - (size_t)length);
         return;
     }
     const double mib = 1 << 20;
-    snprintf(refusal, sizeof refusal,
-             "torcharena's pool \"%s\" may hold %.0f MiB on a GPU (limit=) and holds %.0f "
-             "MiB on GPU %d; torch asked for a segment of %.0f MiB more",
-             name, (double)atomic_load(&limits[id]) / mib,
-             (double)ta_mempool_held(id, device) / mib, device, (double)size / mib);
+    snprintf(
+        refusal, sizeof refusal,
+        "torcharena's pool \"%s\" may hold %.0f MiB on a GPU (limit=) and holds %.0f "
+        "MiB on GPU %d; torch asked for a segment of %.0f MiB more",
+        name, (double)atomic_load(&limits[id]) / mib,
+        (double)ta_mempool_held(id, device) / mib, device, (double)size / mib);
 }
 
 __attribute__((noinline, cold)) static void fail(ta_allocator *a, ta_region_id id,
@@ -185,4 +186,4 @@ POOL(33) POOL(34) POOL(35) POOL(36) POOL(37) POOL(38) POOL(39) POOL(40)
 POOL(41) POOL(42) POOL(43) POOL(44) POOL(45) POOL(46) POOL(47) POOL(48)
 POOL(49) POOL(50) POOL(51) POOL(52) POOL(53) POOL(54) POOL(55) POOL(56)
 POOL(57) POOL(58) POOL(59) POOL(60) POOL(61) POOL(62) POOL(63) POOL(64)
-/* clang-format on */
+    /* clang-format on */

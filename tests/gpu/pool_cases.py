@@ -166,7 +166,9 @@ def refused() -> None:
     gc.collect()
     assert pool.empty_cache() > 0 or not CAPTURES
     with pool:
-        held = torch.zeros(40 * MIB if CAPTURES else MIB, dtype=torch.uint8, device="cuda")
+        held = torch.zeros(
+            40 * MIB if CAPTURES else MIB, dtype=torch.uint8, device="cuda"
+        )
     assert region(held) == pool._number
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     out = torch.zeros_like(held)
@@ -369,7 +371,7 @@ def threads() -> None:
     with raises(ZeroDivisionError), one:  # leaves it as it was
         assert 1 // 0
     assert region(torch.zeros(MIB, device="cuda")) == 0
-    del found
+    found.clear()
 
 
 # --- failures -------------------------------------------------------------------------------

@@ -73,17 +73,25 @@ def memory_saver() -> None:
     same([ordinary], [wanted])
     saver.resume("weights")
     same([weights, again], [wanted] * 2)
-    saver.retain_cpu_backup = False
+    saver.retain_cpu_backup = True
     saver.resume()
-    assert saver.retain_cpu_backup is False
+    assert saver.retain_cpu_backup is True
+    saver.retain_cpu_backup = False
     cache.copy_(wanted)
     plain.copy_(wanted)
     graph.replay()
     torch.cuda.synchronize()
     assert not REAL or torch.equal(out.cpu(), wanted)
     same([plain, cache], [wanted] * 2)
-    with raises(ValueError, "enable_cpu_backup=True"), saver.region(cpu_backup_backend="mmap"):
+    with (
+        raises(ValueError, "enable_cpu_backup=True"),
+        saver.region(cpu_backup_backend="mmap"),
+    ):
         pass
+    with saver.region(enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        pass
+    saver.pause()
+    saver.resume()
     with raises(RuntimeError, "pinned"), saver.region(enable_disk_backup=True):
         pass
 

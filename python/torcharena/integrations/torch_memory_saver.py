@@ -14,11 +14,12 @@ of regions with ``enable_cpu_backup`` keep their contents, in pools ``TAG (kept)
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..loading import core
+from ..loading import core, warn
 from ..pools.pools import Pool, outside, pool
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchMemorySaver", "configure_subprocess", "install", "torch_memory_saver"]
 
 _DEFAULT = "default"
+_YES = ("1", "true", "yes")
 
 
 class TorchMemorySaver:
@@ -35,7 +37,7 @@ class TorchMemorySaver:
     def __init__(self) -> None:
         self._pools: dict[tuple[str, bool], Pool] = {}
         self._hook_mode = "torch"
-        self._retain = True
+        self._retain = os.environ.get("TMS_RETAIN_CPU_BACKUP", "").lower() in _YES
 
     def _pool(self, tag: str, kept: bool) -> Pool:
         known = self._pools.get((tag, kept))
@@ -54,13 +56,19 @@ class TorchMemorySaver:
         cpu_backup_backend: str | None = None,
     ) -> Iterator[None]:
         """What is allocated inside, by this thread, pauses and resumes; ``enable_cpu_backup``
-        keeps its contents, in pinned memory. A disk is no place of theirs: RuntimeError."""
+        keeps its contents, in pinned memory. RuntimeError for a disk as their place."""
         if cpu_backup_backend is not None and not enable_cpu_backup:
             raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
-        if enable_disk_backup or cpu_backup_backend == "mmap":
+        if enable_disk_backup:
             raise RuntimeError(
                 "torcharena keeps what sleeps in pinned host memory: leave out "
-                "enable_disk_backup and cpu_backup_backend='mmap'"
+                "enable_disk_backup"
+            )
+        if cpu_backup_backend == "mmap":
+            warn(
+                "torcharena keeps what sleeps in pinned host memory: cpu_backup_backend="
+                "'mmap' changes nothing",
+                stacklevel=0,
             )
         with self._pool(tag, enable_cpu_backup):
             yield
@@ -132,8 +140,8 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether pinned memory is kept, as it is at first, for the next pause, since pinning
-        is what takes long; or is given back to the machine when all has resumed."""
+        """Whether pinned memory is kept for the next pause, since pinning is what takes long, or
+        is given back to the machine at each resume. At first as TMS_RETAIN_CPU_BACKUP says."""
         return self._retain
 
     @retain_cpu_backup.setter

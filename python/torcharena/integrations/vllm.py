@@ -59,7 +59,10 @@ class ArenaAllocator:
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
         """All of it leaves the device; what has one of these tags, by default ``default``, and
         captured graphs, with its contents. RuntimeError with the reason where it cannot."""
-        kept = {_GRAPHS, *_tags(self.default_tag if offload_tags is None else offload_tags)}
+        kept = {
+            _GRAPHS,
+            *_tags(self.default_tag if offload_tags is None else offload_tags),
+        }
         freed = copied = 0
         for tag, one in self._pools.items():
             gone = one.sleep(keep=tag in kept)

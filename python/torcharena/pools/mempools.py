@@ -28,7 +28,9 @@ def why_unfit(torch: Any) -> str:
     if backend == "cudaMallocAsync":
         return "backend:cudaMallocAsync in PYTORCH_ALLOC_CONF has no pools; leave it out"
     if backend != "native":
-        return "another allocator was installed by change_current_allocator(): remove that"
+        return (
+            "another allocator was installed by change_current_allocator(): remove that"
+        )
     return ""
 
 
@@ -62,7 +64,7 @@ class MemPools:
     def __init__(self, number: int) -> None:
         import torch
 
-        self._torch = torch
+        self._torch: Any = torch
         library = core()
         self.allocator: Any = torch.cuda.memory.CUDAPluggableAllocator(
             library.library_path(), f"ta_mempool_alloc_{number}", "ta_mempool_free"

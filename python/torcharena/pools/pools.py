@@ -276,28 +276,30 @@ class Pool(contextlib.ContextDecorator):
                 f"torcharena.pool({self.tag!r}) in a forked child of the process that has it: "
                 "the child cannot use its CUDA memory; start it with the spawn method"
             )
-        if self._number:
-            return
-        with _lock:
-            if self._number:
-                return
-            whole = enabled()
-            if whole and (self._limit is not None or self._spill is not None):
-                raise ValueError(
-                    f"pool({self.tag!r}, limit=, spill=): the arena is the process's "
-                    "allocator, whose cap and host memory enable() and set_limit() set"
-                )
-            if not whole:
-                _begin(self._spill)
-            number = regions.open_region(
-                self.tag, self._region.page, touch_host=self._region.touch == "host"
-            )
-            if not whole:
-                from .mempools import MemPools
+        if not self._number:
+            with _lock:
+                self._first_use()
 
-                core().mempool_limit(number, self._limit_bytes())
-                self._mempools = MemPools(number)
-            self._number = number
+    def _first_use(self) -> None:
+        if self._number:  # another thread's was first
+            return
+        whole = enabled()
+        if whole and (self._limit is not None or self._spill is not None):
+            raise ValueError(
+                f"pool({self.tag!r}, limit=, spill=): the arena is the process's allocator, "
+                "whose cap and host memory enable() and set_limit() set"
+            )
+        if not whole:
+            _begin(self._spill)
+        number = regions.open_region(
+            self.tag, self._region.page, touch_host=self._region.touch == "host"
+        )
+        if not whole:
+            from .mempools import MemPools
+
+            core().mempool_limit(number, self._limit_bytes())
+            self._mempools = MemPools(number)
+        self._number = number
 
 
 # --- beside torch's own allocator ---------------------------------------------------------
