@@ -140,6 +140,14 @@ TA_API ta_status ta_record_stream(ta_allocator *allocator, void *ptr, ta_stream 
 /* Start and size of the block that holds `ptr`. */
 TA_API ta_status ta_base_address(ta_allocator *allocator, const void *ptr, void **base,
                                  size_t *size);
+typedef struct ta_block_place {
+    int device;
+    uint32_t region; /* ta_region_id; 0: none */
+    uint64_t size;   /* bytes, in granules */
+} ta_block_place;
+/* Where the live block that begins at `ptr` is. TA_INVALID: there is none. */
+TA_API ta_status ta_block_where(ta_allocator *allocator, const void *ptr,
+                                ta_block_place *place);
 /* The out-of-memory text, torch's standard opening first. Returns the length that snprintf
  * would. Pure: takes no lock. */
 TA_API int ta_oom_text(const ta_oom *oom, char *text, size_t capacity);

@@ -288,6 +288,20 @@ def region_get(id: int, /) -> Region | None: ...
 def region_of(address: int, /) -> tuple[int, bool]:
     """The region that holds the address, 0: none; and whether it sleeps."""
 
+# --- pools beside torch's own allocator ----------------------------------------------------
+def mempool_limit(region: int, bytes: int | None, /) -> None:
+    """Of segments that the region's pool may hold on each device."""
+
+def mempool_held(region: int, device: int, /) -> int: ...
+def mempool_refusal() -> str | None:
+    """Why this thread's last request was refused; it is told once."""
+
+def mempool_settle() -> None:
+    """What was freed during a capture goes."""
+
+def mempool_capturing() -> bool:
+    """A stream of torch's is being captured."""
+
 # --- numbers -----------------------------------------------------------------------------
 def set_limit(device: int, source: str, bytes: int | None, /) -> None:
     """Sets one source's limit, None for none; device -1: every device.
