@@ -41,6 +41,7 @@ class AutoOffload:
         self._optimizer = weakref.ref(optimizer)
         self._parameters = [weakref.ref(p) for p in model.parameters()]
         self._saved = offload_saved.offload_activations()
+        self._saved.of_its_own()  # two models in one program learn nothing of each other
         self._open: list[offload_saved.offload_activations] = []
         self._removals: list[Callable[[], None]] = []
         self._last = 0.0
@@ -105,7 +106,9 @@ class AutoOffload:
         return {p.device.index for p in alive if p is not None and p.is_cuda}
 
     def _sent(self) -> int:
-        return sum(offload_saved.figures(device)["sent"] for device in self._devices())
+        mover = offload_saved.mover_of(self._saved)
+        last = {} if mover is None else mover.last
+        return sum(last.get(device, (0, 0))[1] for device in self._devices())
 
     def _why_state_must_leave(self, optimizer: Any) -> str:
         """Empty where it may stay."""

@@ -14,8 +14,10 @@ So every reuse of memory is ordered on the device, and the host waits for nothin
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
+import weakref
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,7 @@ _QUIET_SHARE = 0.75  # of the room: the highest of all that was allocated
 
 _lock = threading.RLock()  # over everything below
 _movers: dict[Any, _Mover] = {}
+_numbers = itertools.count()
 
 
 class offload_activations(contextlib.ContextDecorator):
@@ -66,8 +69,14 @@ class offload_activations(contextlib.ContextDecorator):
         self._least = max(_in_bytes(least, "least") or 0, 1)
         frame = sys._getframe(1)
         place = (frame.f_code.co_filename, frame.f_lineno)
-        self._key = (place, self._budget, self._least)
+        self._key: tuple[Any, ...] = (place, self._budget, self._least)
         self._open: list[Any] = []
+
+    def of_its_own(self) -> None:
+        """It learns for itself, not with all that were made in the same line; what it learned
+        goes with it."""
+        self._key = (self._key, next(_numbers))
+        weakref.finalize(self, _movers.pop, self._key, None)
 
     def _recreate_cm(self) -> offload_activations:
         return self
@@ -123,7 +132,7 @@ def figures(device: int) -> dict[str, int]:
     them; ``passes`` so far. All 0 where there was none."""
     found = {"saved": 0, "sent": 0, "passes": 0}
     with _lock:
-        for mover in _movers.values():
+        for mover in list(_movers.values()):  # garbage takes one away
             last = mover.last.get(device)
             if last is not None:
                 found["saved"] += last[0]
