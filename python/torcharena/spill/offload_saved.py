@@ -70,7 +70,11 @@ class offload_activations(contextlib.ContextDecorator):
         self._least = max(_in_bytes(least, "least") or 0, 1)
         frame = sys._getframe(1)
         place = (frame.f_code.co_filename, frame.f_lineno)
-        self._key = (place, self._budget, self._least)
+        self._key: tuple[tuple[str, int], int | None, int] = (
+            place,
+            self._budget,
+            self._least,
+        )
         self._open: list[Any] = []
 
     def _recreate_cm(self) -> offload_activations:
@@ -122,6 +126,17 @@ def mover_of(context: offload_activations) -> _Mover | None:
     return _movers.get(context._key)
 
 
+def of_its_own(context: offload_activations, name: object) -> None:
+    """What the context learns is its own, not of the place where it was made."""
+    context._key = ((str(name), id(name)), context._budget, context._least)
+
+
+def forget(context: offload_activations) -> None:
+    """Nobody goes through it again: what it learned goes. What it sent comes back still."""
+    with _lock:
+        _movers.pop(context._key, None)
+
+
 def figures(device: int) -> dict[str, int]:
     """Bytes of saved tensors in the last pass: ``saved`` in all that could leave, ``sent`` of
     them; ``passes`` so far. All 0 where there was none."""
@@ -151,7 +166,10 @@ class _Mover:
         self.passes = 0
         self.full = False  # of host memory there is no more
         self.missed: dict[int, int] = {}  # bytes that the net had to take, though planned
-        self.waits: list[Waited] | None = None  # of the program's streams; None: not wanted
+        self.waits: list[Waited] | None = (
+            None  # of the program's streams; None: not wanted
+        )
+        self.stay: set[int] = set()  # addresses of storages that stay
         self.quiet = 0  # passes in a row of which all was known to fit
 
     def is_quiet(self) -> bool:
@@ -178,6 +196,8 @@ class _Mover:
             return tensor
         storage = tensor.untyped_storage()
         if storage.nbytes() < self.least or tensor.nbytes * 4 < storage.nbytes():
+            return tensor
+        if self.stay and storage.data_ptr() in self.stay:
             return tensor
         with _lock:
             now = self._pass(tensor.device)
@@ -405,10 +425,15 @@ class _Pass:
         """Bytes to be left free for what is allocated between two looks."""
         return self.stash + self.room // 64
 
+    def demand_now(self) -> tuple[int, int]:
+        """Bytes that it would have had on the device with nothing away, so far, and those of
+        the tensors that it saved."""
+        self._sample()
+        return self.demand, sum(item.size for item in self.items)
+
     def finish(self) -> None:
         """The next pass begins."""
-        self._sample()
-        saved = sum(item.size for item in self.items)
+        _, saved = self.demand_now()
         self.mover.last[self.number] = saved, self.sent
         self.by_storage.clear()
         if self.plan.bytes:
@@ -527,7 +552,9 @@ class _Pass:
             item.stream.wait_event(item.left)
         self._await(current, item.left, "out")
 
-    def _await(self, stream: torch.cuda.Stream, event: torch.cuda.Event, way: str) -> None:
+    def _await(
+        self, stream: torch.cuda.Stream, event: torch.cuda.Event, way: str
+    ) -> None:
         """The program's stream waits; for how long, where somebody wants to know."""
         if self.mover.waits is None:
             stream.wait_event(event)
