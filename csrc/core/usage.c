@@ -155,7 +155,7 @@ static void pages(const ta_usage *u, ta_device_usage *d, uint64_t bytes, bool mo
 {
     const uint64_t held = d->timeline.now.reserved;
     const uint64_t less = held > bytes ? held - bytes : 0;
-    ta_usage_pass(u, d);
+    ta_usage_pass(u, d, ta_now_us());
     ta_timeline_reserve(&d->timeline, more ? held + bytes : less);
 }
 
@@ -243,13 +243,14 @@ ta_status ta_usage_create(ta_usage **usage)
     return TA_OK;
 }
 
-void ta_usage_seen(const ta_usage *u, ta_device_usage *d, const ta_page_counts *counts)
+void ta_usage_seen(const ta_usage *u, ta_device_usage *d, const ta_page_counts *counts,
+                   double us)
 {
     d->page_moves = counts->page_moves;
     d->spilled = counts->spill_bytes;
     d->waits = counts->waits;
     d->wait_us = counts->wait_us;
-    ta_usage_pass(u, d);
+    ta_usage_pass(u, d, us);
     ta_timeline_reserve(&d->timeline, counts->reserved);
 }
 
@@ -267,7 +268,7 @@ ta_status ta_usage_watch(ta_usage *u, ta_allocator *allocator)
         ta_page_counts counts;
         if (ta_get_page_counts(allocator, i, &counts)) continue;
         ta_spin_take(&d->lock);
-        ta_usage_seen(u, d, &counts);
+        ta_usage_seen(u, d, &counts, ta_now_us());
         ta_spin_drop(&d->lock);
     }
     return TA_OK;

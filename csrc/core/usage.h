@@ -61,8 +61,9 @@ void ta_usage_leave_to(ta_usage *usage, const ta_usage_span *span, const char *b
 /* What the leader does while it is in no phase counts to the outermost phase of this name;
  * NULL: to phase 0, as at first. */
 void ta_usage_between(ta_usage *usage, const char *name);
-/* A step of the program ends: blocks remember in which they were allocated. */
-void ta_usage_step(ta_usage *usage);
+/* A step of the program ends: blocks remember in which they were allocated. Whether anything
+ * has gone to the host, by the last change of the phase. */
+bool ta_usage_step(ta_usage *usage);
 
 /* Of the live blocks that start at `addrs`; returns how many there were. */
 size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,

@@ -122,10 +122,10 @@ static inline bool ta_usage_child(const ta_usage *u) { return !ta_alive_is(u->al
 uint32_t ta_usage_phase_now(const ta_usage *usage);
 /* A thread that ends inside phases leads no longer. */
 void ta_usage_thread_ends(void *thread);
-/* What the device's numbers say now has been counted; the timeline learns the phase, and what
+/* What the device's numbers say, now, at `us`, has been counted; the timeline learns the phase, and what
  * is reserved. */
 void ta_usage_seen(const ta_usage *usage, ta_device_usage *device,
-                   const ta_page_counts *counts);
+                   const ta_page_counts *counts, double us);
 /* The moment is now. */
 void ta_usage_moment_begins(const ta_usage *usage, ta_device_usage *device, ta_moment *m,
                             double us, uint32_t phase, uint64_t requested);
@@ -152,16 +152,15 @@ static inline ta_category ta_usage_counts_as(const ta_usage *u, uint32_t categor
     return u->activations[phase] ? TA_CATEGORY_ACTIVATION : TA_CATEGORY_OTHER;
 }
 
-/* Until now the device's state was the timeline's. Returns the time. */
-static inline double ta_usage_pass(const ta_usage *u, ta_device_usage *d)
+/* Until `us`, which is now, the device's state was the timeline's. */
+static inline void ta_usage_pass(const ta_usage *u, ta_device_usage *d, double us)
 {
     d->tick = ta_tick();
     d->unread = 0;
-    d->read_us = ta_now_us();
-    ta_timeline_pass(&d->timeline, d->read_us - u->begin_us);
+    d->read_us = us;
+    ta_timeline_pass(&d->timeline, us - u->begin_us);
     d->timeline.now.phase = atomic_load_explicit(&u->leading, memory_order_relaxed);
     d->timeline.now.step = atomic_load_explicit(&u->step, memory_order_relaxed);
-    return d->read_us;
 }
 
 #endif

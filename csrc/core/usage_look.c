@@ -126,7 +126,7 @@ size_t ta_usage_timeline(ta_usage *u, int device, ta_usage_sample *samples,
     *interval_us = 0;
     if (!d) return 0;
     ta_spin_take(&d->lock);
-    ta_usage_pass(u, d);
+    ta_usage_pass(u, d, ta_now_us());
     size_t count = d->timeline.count;
     *interval_us = d->timeline.interval_us;
     for (size_t i = 0; i < count && i < capacity; i++)

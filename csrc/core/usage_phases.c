@@ -67,17 +67,18 @@ static bool is_within(const ta_usage *u, uint32_t phase, uint32_t around)
  * timeline learns which phase it is now, and what is reserved: from here on it knows pages
  * that are mapped and unmapped, while some are kept ready. */
 static void charge(const ta_usage *u, ta_device_usage *d, ta_phase_counts *p,
-                   const ta_page_counts *counts)
+                   const ta_page_counts *counts, double us)
 {
     p->page_moves += counts->page_moves - d->page_moves;
     p->spilled += counts->spill_bytes - d->spilled;
     p->waits += counts->waits - d->waits;
     p->wait_us += counts->wait_us - d->wait_us;
-    ta_usage_seen(u, d, counts);
+    ta_usage_seen(u, d, counts, us);
 }
 
-/* The leading thread's phase is another now (`led`), or a thread has left one (`kept`). */
-static void is_over(ta_usage *u, uint32_t phase, bool led, bool kept)
+/* The leading thread's phase is another since `us`, which is now (`led`), or a thread has left
+ * one (`kept`). */
+static void is_over(ta_usage *u, uint32_t phase, bool led, bool kept, double us)
 {
     for (int i = 0; (led || kept) && i < ta_usage_devices(u); i++) {
         ta_page_counts counts;
@@ -87,7 +88,7 @@ static void is_over(ta_usage *u, uint32_t phase, bool led, bool kept)
         if (!d) continue;
         ta_phase_counts *p = &d->phases[phase];
         if (kept) p->kept = p->live;
-        if (charged) charge(u, d, p, &counts);
+        if (charged) charge(u, d, p, &counts, us);
         ta_spin_drop(&d->lock);
     }
 }
@@ -138,8 +139,8 @@ static void enter(ta_usage *u, const char *name, bool anew, ta_usage_span *span)
         atomic_store(&t->in, span->phase);
     const bool other = atomic_load(&u->leading) != led || t->leads;
     pthread_mutex_unlock(&u->names);
-    is_over(u, led, other, false);
     span->begin_us = ta_now_us();
+    is_over(u, led, other, false, span->begin_us);
 }
 
 void ta_usage_enter(ta_usage *u, const char *name, ta_usage_span *span)
@@ -170,7 +171,7 @@ void ta_usage_thread_ends(void *thread)
     pthread_mutex_unlock(&u->names);
     own.generation = 0;
     free(t);
-    is_over(u, last, led, false);
+    is_over(u, last, led, false, ta_now_us());
 }
 
 /* With `names` held: the thread that entered the span, if it is in a phase still. */
@@ -184,7 +185,7 @@ static ta_usage_thread *entered_by(const ta_usage *u, const ta_usage_span *span)
 static void leave(ta_usage *u, const ta_usage_span *span, const char *between)
 {
     if (ta_usage_child(u)) return;
-    double us = ta_now_us() - span->begin_us;
+    const double us = ta_now_us();
     pthread_mutex_lock(&u->names);
     const uint32_t leading = atomic_load(&u->leading);
     if (between) set_between(u, between);
@@ -193,7 +194,7 @@ static void leave(ta_usage *u, const ta_usage_span *span, const char *between)
     if (t) {
         if (span->phase != span->before) {
             u->phase[span->phase].entries++;
-            u->phase[span->phase].us += us;
+            u->phase[span->phase].us += us - span->begin_us;
         }
         /* Spans of generators that take turns end in any order: one that is not around what
          * the thread is in now was ended by another. */
@@ -209,8 +210,8 @@ static void leave(ta_usage *u, const ta_usage_span *span, const char *between)
     }
     const bool other = led || atomic_load(&u->leading) != leading;
     pthread_mutex_unlock(&u->names);
-    if (t) is_over(u, span->phase, led, true);
-    if (!led) is_over(u, leading, other, false);
+    if (t) is_over(u, span->phase, led, true, us);
+    if (!led) is_over(u, leading, other, false, us);
 }
 
 void ta_usage_leave(ta_usage *u, const ta_usage_span *span) { leave(u, span, NULL); }
@@ -228,10 +229,19 @@ void ta_usage_between(ta_usage *u, const char *name)
     set_between(u, name);
     const bool other = atomic_load(&u->leading) != before;
     pthread_mutex_unlock(&u->names);
-    is_over(u, before, other, false);
+    is_over(u, before, other, false, ta_now_us());
 }
 
-void ta_usage_step(ta_usage *u)
+bool ta_usage_step(ta_usage *u)
 {
-    if (!ta_usage_child(u)) atomic_fetch_add(&u->step, 1);
+    bool spilled = false;
+    if (ta_usage_child(u)) return false;
+    atomic_fetch_add(&u->step, 1);
+    for (int i = 0; i < ta_usage_devices(u) && !spilled; i++) {
+        ta_device_usage *d = ta_usage_used(u, i);
+        if (!d) continue;
+        spilled = d->spilled != 0;
+        ta_spin_drop(&d->lock);
+    }
+    return spilled;
 }

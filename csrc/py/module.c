@@ -69,7 +69,7 @@ static PyMethodDef methods[] = {
          "usage_enter_anew(name): usage_between(None), then usage_enter"),
     SOME(usage_leave, "usage_leave(bytes, between=None, backward=False) -> bool"),
     SOME(usage_between, "usage_between(name | None): the phase outside all phases"),
-    NONE(usage_step, "usage_step(): a step of the program ends"),
+    NONE(usage_step, "usage_step() -> bool: whether messages() may say something"),
     NONE(usage_due, "usage_due() -> bool: whether all categories are to be told"),
     NONE(usage_told, "usage_told(): all categories were"),
     SOME(usage_unused, "usage_unused(bytes): of graphs that will not run backward"),

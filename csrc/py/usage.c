@@ -99,13 +99,14 @@ PyObject *ta_py_usage_between(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* usage_step() -> bool: whether `messages` may have something to say */
 PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
     if (needed() == NULL) return NULL;
-    ta_usage_step(usage);
-    Py_RETURN_NONE;
+    const bool spilled = ta_usage_step(usage);
+    return PyBool_FromLong(spilled || ta_message_waits());
 }
 
 PyObject *ta_py_usage_due(PyObject *self, PyObject *args)

@@ -364,7 +364,9 @@ def usage_leave(
 def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
-def usage_step() -> None: ...
+def usage_step() -> bool:
+    """A step ends. Whether `messages` may have something to say."""
+
 def usage_due() -> bool:
     """Whether a peak is newer than `usage_told`."""
 

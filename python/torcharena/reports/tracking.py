@@ -177,9 +177,10 @@ class Tracking:
             self._states[index] = held
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
-            core().usage_step()
+            something = core().usage_step()
             self.graphs.step_ends()
-            spilling.mark()
+            if something or spilling.on():
+                spilling.mark()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
