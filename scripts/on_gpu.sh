@@ -147,7 +147,7 @@ for name in ${parts//,/ }; do
             tail -n 20 "$folder/loops.log"
             ;;
         tracking)
-            part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
+            part tracking 240 "$python" -m benchmarks.tracking --within 230 --timeout 90 \
                 ${loops:+--loops "$loops"} --out "$folder/tracking.json"
             tail -n 20 "$folder/tracking.log"
             ;;

@@ -251,7 +251,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     if (status) {
         const ta_lack all = {.bytes = bytes < size ? size : bytes};
         if (oom && !oom->status) ta_oom_fill(d, stream, size, &all, status, oom);
-        if (ta_observed(d->allocator))
+        if (ta_observed(d->allocator, TA_EVENT_OOM))
             ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
                                                    .device = d->ordinal,
                                                    .stream = stream,

@@ -472,6 +472,7 @@ typedef enum ta_event_kind {
     TA_EVENT_OOM = 6,
     TA_EVENT_MARK = 7 /* ta_mark: `text` */
 } ta_event_kind;
+#define TA_EVENTS_ALL 0xffu
 typedef struct ta_event_info {
     ta_event_kind kind;
     int device;
@@ -488,6 +489,9 @@ typedef struct ta_event_info {
 typedef void ta_observer(void *context, const ta_event_info *event);
 TA_API ta_status ta_add_observer(ta_allocator *allocator, ta_observer *observer,
                                  void *context);
+/* The same for some kinds alone: the sum of 1u << kind. The others cost nothing. */
+TA_API ta_status ta_add_observer_of(ta_allocator *allocator, ta_observer *observer,
+                                    void *context, unsigned kinds);
 /* Returns when no call to it is under way. */
 TA_API ta_status ta_remove_observer(ta_allocator *allocator, ta_observer *observer,
                                     void *context);
