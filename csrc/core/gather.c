@@ -17,6 +17,7 @@
 #include "calls.h"
 #include "count.h"
 #include "epoch.h"
+#include "host.h"
 #include "pages.h"
 #include "pool.h"
 #define SLACK 1.02              /* see ta_config */
@@ -44,11 +45,23 @@ bool ta_arena_yields(const ta_device *d, const ta_arena *arena)
     return !p || (p->begins == p->releases && p->released_at < d->device_passed);
 }
 
-/* Idle pages of the arena can be had now or after a wait: its graph pool, if any, is over. */
-static bool will_yield(const ta_arena *arena)
+/* Its idle pages stay where they are: copies of ours may read them. */
+static bool withheld(const ta_device *d, const ta_arena *arena)
+{
+    return d->adrift || (arena->moving && !arena->incoming);
+}
+
+/* Idle pages of the arena can be had now. */
+static bool yields(const ta_device *d, const ta_arena *arena)
+{
+    return !withheld(d, arena) && (arena->incoming || ta_arena_yields(d, arena));
+}
+
+/* The same now or after a wait: its graph pool, if any, is over. */
+static bool will_yield(const ta_device *d, const ta_arena *arena)
 {
     const ta_pool *p = atomic_load_explicit(&arena->pool, memory_order_relaxed);
-    return !arena->moving && (!p || p->begins == p->releases);
+    return !withheld(d, arena) && (!p || p->begins == p->releases);
 }
 
 bool ta_ready_push(ta_device *d, ta_handle page, uint64_t bytes)
@@ -135,7 +148,7 @@ static ta_oldest find_oldest(ta_device *d, uint64_t size, bool passed, double mo
 {
     ta_oldest best = {NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        if (!ta_arena_yields(d, a) || (size && a->page_bytes != size)) continue;
+        if (!yields(d, a) || (size && a->page_bytes != size)) continue;
         ta_arena_lock(a);
         bool any = a->oldest != NULL;
         uint64_t oldest = any ? a->oldest->tick : 0, newest = any ? a->newest->tick : 0;
@@ -268,7 +281,7 @@ static size_t must_make(ta_device *d, size_t need, uint64_t size)
     size_t have = ta_ready_held(d) / size;
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_arena_lock(a);
-        have += ((will_yield(a) ? a->idle : 0) + 2 * a->counts.pending_blocks) *
+        have += ((will_yield(d, a) ? a->idle : 0) + 2 * a->counts.pending_blocks) *
                     a->page_bytes / size +
                 a->counts.pending_bytes / size;
         ta_arena_unlock(a);
@@ -349,6 +362,7 @@ ta_status ta_gather(ta_device *d, ta_hand *hand, uint64_t bytes, ta_lack *lack)
     ta_ready *ready = ta_ready_of(d, hand->bytes);
     ta_status refused = TA_OK, status;
     uint64_t size;
+    if (d->adrift && !hand->modest && !ta_device_wait(d)) ta_host_settle(d);
     while (hand->count < hand->want) {
         if (ready->count) {
             hand->pages[hand->count++] = ready->pages[--ready->count];

@@ -31,9 +31,11 @@ typedef struct ta_request {
 struct ta_plan {
     ta_request *now, *before; /* MOST + 1 each */
     uint32_t count, count_before;
-    uint64_t first;  /* the serial, as the device counts them, of now[0] */
-    uint64_t base;   /* bytes on the device as the step began */
-    uint64_t room;   /* bytes that were on the device when it was full */
+    uint64_t first; /* the serial, as the device counts them, of now[0] */
+    uint64_t base;  /* bytes on the device as the step began */
+    uint64_t room;  /* bytes that were on the device when it was full */
+    uint64_t peak;  /* bytes on the device at the most, if nothing had gone to the host */
+    uint64_t tried; /* room for which what was learned was forgotten last */
     uint32_t unused; /* steps since something went to the host */
     bool recording, spilled;
 };
@@ -150,7 +152,7 @@ static uint32_t choose(ta_plan *p, uint64_t least)
     int64_t *live = calloc(p->count + 1, sizeof *live);
     uint32_t chosen = 0;
     if (!live) return 0;
-    add_up(p, live);
+    p->peak = add_up(p, live);
     for (uint64_t work = 0; work < WORK; work += 3 * (uint64_t)p->count) {
         uint32_t peak = 0;
         for (uint32_t k = 1; k < p->count; k++)
@@ -180,10 +182,10 @@ static bool repeated(const ta_plan *p)
 }
 
 /* The plan's user data are its own while `pages` is held and nothing records. */
-void ta_plan_step(ta_device *d)
+bool ta_plan_step(ta_device *d)
 {
     ta_plan *p = d->plan;
-    if (!p) return;
+    if (!p) return false;
     ta_spin_take(&d->counting);
     const bool recorded = p->recording;
     p->recording = false;
@@ -199,7 +201,8 @@ void ta_plan_step(ta_device *d)
         else
             chosen = choose(p, d->page_bytes);
     }
-    p->unused = chosen || p->spilled ? 0 : p->unused + 1;
+    const bool wanting = chosen || p->spilled;
+    p->unused = wanting ? 0 : p->unused + 1;
 
     const uint64_t live = ta_count_now(d).live;
     ta_spin_take(&d->counting);
@@ -215,6 +218,24 @@ void ta_plan_step(ta_device *d)
     p->spilled = false;
     atomic_store_explicit(&d->planned, chosen && p->recording, memory_order_relaxed);
     ta_spin_drop(&d->counting);
+    return wanting;
+}
+
+bool ta_plan_sends(const ta_device *d)
+{
+    return atomic_load_explicit(&d->planned, memory_order_relaxed);
+}
+
+/* What pages lose to packing is a sixteenth at most; where it was in vain once, there must be
+ * more. */
+void ta_plan_room(ta_device *d, uint64_t room)
+{
+    ta_plan *p = d->plan;
+    if (!p || !ta_plan_sends(d) || room < p->peak + p->peak / 16 ||
+        room < p->tried + p->tried / 8)
+        return;
+    p->tried = room;
+    ta_plan_forget(d);
 }
 
 void ta_plan_forget(ta_device *d)

@@ -81,6 +81,7 @@ static ta_status shed(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
     const ta_spilled was = c->spilled[slot];
     const ta_handle page = c->pages[slot];
     if (was.state != TA_SLOT_COMING) return TA_OK;
+    if (d->adrift) return TA_DRIVER;
     ta_status status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
     if (status) return status;
     c->pages[slot] = 0;
@@ -120,6 +121,12 @@ static bool passed(ta_device *d, ta_arena *arena)
     return arena->stream->passed > tick;
 }
 
+/* Its blocks are in host memory from birth on: idle host pages are for the next ones. */
+static bool at_home(const ta_arena *arena)
+{
+    return arena->region && arena->region->config.home == TA_ON_HOST;
+}
+
 /* While its stream has not passed the frees, a slot keeps what it has, so that its addresses
  * go to nobody either; but for pages of the device. */
 static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
@@ -149,21 +156,23 @@ size_t ta_tier_sweep(ta_device *d)
     return swept;
 }
 
-void ta_tier_tidy(ta_device *d)
+void ta_tier_tidy(ta_device *d, bool hosts)
 {
-    for (ta_arena *a = d->arenas; a; a = a->next) sweep(d, a, false);
+    for (ta_arena *a = d->arenas; a; a = a->next) sweep(d, a, hosts && !at_home(a));
 }
 
-void ta_tier_await(ta_device *d, ta_arena *arena, const ta_chunk *c,
-                   const uint32_t *slots, uint32_t count)
+bool ta_tier_idles(ta_device *d)
 {
     bool any = false;
-    for (uint32_t i = 0; i < count; i++) any |= ta_slot_is(c, slots[i]) == TA_SLOT_HOST;
-    if (!any || !ta_arena_yields(d, arena) || passed(d, arena)) return;
-    ta_arena_lock(arena);
-    const uint64_t tick = arena->last_freed;
-    ta_arena_unlock(arena);
-    ta_stream_wait(d, arena->stream, tick, TA_PATIENCE_US);
+    for (ta_arena *a = d->arenas; a && !any; a = a->next) {
+        if (!a->spilled || at_home(a) || !ta_arena_yields(d, a)) continue;
+        ta_arena_lock(a);
+        for (const ta_chunk *c = a->chunks; c && !any; c = c->next)
+            for (uint32_t i = 0; i < c->slots && c->spilled_count && !any; i++)
+                any = ta_slot_is(c, i) == TA_SLOT_HOST && !ta_chunk_has(c, i);
+        ta_arena_unlock(a);
+    }
+    return any;
 }
 
 ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *slots,

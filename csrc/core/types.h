@@ -198,6 +198,7 @@ struct ta_arena {
     uint64_t next_chunk_bytes;
     ta_block *pending_first, *pending_last;
     ta_block *broken; /* linked by pending_next */
+    bool incoming;    /* moving, and pages come: those that are idle can be stolen */
     void *slabs;      /* what spare blocks and holes were cut from */
     ta_arena *prev,
         *next; /* the device's arenas; guarded by device.pages and `leveling` */
@@ -265,14 +266,15 @@ typedef struct ta_ready {
 #define TA_PAGE_SIZES 20u /* from a granule to TA_LOOKUP_BYTES, by powers of two */
 
 /* Of all devices; its blocks are in the arenas that point here. Never changes but for `asleep`,
- * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: while
- * that is set nobody else sends it to sleep or wakes it. */
+ * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: who sets
+ * that alone sends it to sleep or wakes it, and writes the rest. */
 struct ta_region {
     char name[TA_REGION_TEXT];
     ta_region_config config;
     ta_region_id id;
     atomic_bool asleep;
     bool busy, kept;
+    bool partial; /* asleep, as a failure left it: some of it may be on a device */
 };
 
 /* Pinned memory of one device's host pages (host.c); guarded by `lock`. */
@@ -312,6 +314,7 @@ struct ta_device {
     ta_ready ready[TA_PAGE_SIZES];
     uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
     ta_host_pool host;
+    bool adrift;    /* copies of ours may be under way: the wait for them failed */
     uint64_t moves; /* of pages, since ta_trim */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
@@ -337,18 +340,20 @@ struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
     /* 1 from just before the first device's use on, but 0 in a forked child */
-    _Atomic unsigned char *alive;
-    atomic_bool started;         /* a device's use began: here, or before a fork */
-    _Atomic(ta_chunk *) *lookup; /* by address / TA_LOOKUP_BYTES */
-    atomic_bool any_plain;       /* some device has no VMM */
-    ta_lock plain_lock;          /* guards the next three */
-    ta_chunk **plain;            /* chunks of such devices, by address */
+    _Atomic unsigned char *alive; /* alive.h */
+    atomic_bool started;          /* a device's use began: here, or before a fork */
+    _Atomic(ta_chunk *) *lookup;  /* by address / TA_LOOKUP_BYTES */
+    atomic_bool any_plain;        /* some device has no VMM */
+    ta_lock plain_lock;           /* guards the next three */
+    ta_chunk **plain;             /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
-    atomic_int observers;
+    atomic_uint heard;       /* a bit for each kind of event that an observer hears */
+    atomic_int observer_end; /* the last place with one, plus 1 */
     /* Read under an arena's lock: after one is removed, all those are taken in turn. */
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
+        atomic_uint kinds; /* that it hears */
     } observer[TA_OBSERVERS];
     ta_lock setup;   /* a device's first use */
     atomic_bool net; /* new blocks may go to the host */
