@@ -251,7 +251,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     if (status) {
         const ta_lack all = {.bytes = bytes < size ? size : bytes};
         if (oom && !oom->status) ta_oom_fill(d, stream, size, &all, status, oom);
-        if (ta_observed(d->allocator))
+        if (ta_observed(d->allocator, TA_EVENT_OOM))
             ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
                                                    .device = d->ordinal,
                                                    .stream = stream,
@@ -478,4 +478,20 @@ ta_status ta_base_address(ta_allocator *a, const void *ptr, void **base, size_t 
     }
     unlock(arena);
     return b ? TA_OK : TA_INVALID;
+}
+
+ta_status ta_block_where(ta_allocator *a, const void *ptr, ta_block_place *place)
+{
+    *place = (ta_block_place){0};
+    if (ta_forked(a)) return TA_FORKED;
+    ta_arena *arena = lock_arena_of(a, (uintptr_t)ptr);
+    if (!arena) return TA_INVALID;
+    const ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
+    const bool live = b && b->state == TA_LIVE;
+    if (live)
+        *place = (ta_block_place){.device = arena->device->ordinal,
+                                  .region = arena->region ? arena->region->id : 0,
+                                  .size = b->size};
+    ta_lock_drop(&arena->lock);
+    return live ? TA_OK : TA_INVALID;
 }

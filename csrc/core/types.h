@@ -341,18 +341,20 @@ struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
     /* 1 from just before the first device's use on, but 0 in a forked child */
-    _Atomic unsigned char *alive;
-    atomic_bool started;         /* a device's use began: here, or before a fork */
-    _Atomic(ta_chunk *) *lookup; /* by address / TA_LOOKUP_BYTES */
-    atomic_bool any_plain;       /* some device has no VMM */
-    ta_lock plain_lock;          /* guards the next three */
-    ta_chunk **plain;            /* chunks of such devices, by address */
+    _Atomic unsigned char *alive; /* alive.h */
+    atomic_bool started;          /* a device's use began: here, or before a fork */
+    _Atomic(ta_chunk *) *lookup;  /* by address / TA_LOOKUP_BYTES */
+    atomic_bool any_plain;        /* some device has no VMM */
+    ta_lock plain_lock;           /* guards the next three */
+    ta_chunk **plain;             /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
-    atomic_int observers;
+    atomic_uint heard;       /* a bit for each kind of event that an observer hears */
+    atomic_int observer_end; /* the last place with one, plus 1 */
     /* Read under an arena's lock: after one is removed, all those are taken in turn. */
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
+        atomic_uint kinds; /* that it hears */
     } observer[TA_OBSERVERS];
     ta_lock setup;   /* a device's first use */
     atomic_bool net; /* new blocks may go to the host */

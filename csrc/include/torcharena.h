@@ -140,6 +140,14 @@ TA_API ta_status ta_record_stream(ta_allocator *allocator, void *ptr, ta_stream 
 /* Start and size of the block that holds `ptr`. */
 TA_API ta_status ta_base_address(ta_allocator *allocator, const void *ptr, void **base,
                                  size_t *size);
+typedef struct ta_block_place {
+    int device;
+    uint32_t region; /* ta_region_id; 0: none */
+    uint64_t size;   /* bytes, in granules */
+} ta_block_place;
+/* Where the live block that begins at `ptr` is. TA_INVALID: there is none. */
+TA_API ta_status ta_block_where(ta_allocator *allocator, const void *ptr,
+                                ta_block_place *place);
 /* The out-of-memory text, torch's standard opening first. Returns the length that snprintf
  * would. Pure: takes no lock. */
 TA_API int ta_oom_text(const ta_oom *oom, char *text, size_t capacity);
@@ -464,6 +472,7 @@ typedef enum ta_event_kind {
     TA_EVENT_OOM = 6,
     TA_EVENT_MARK = 7 /* ta_mark: `text` */
 } ta_event_kind;
+#define TA_EVENTS_ALL 0xffu
 typedef struct ta_event_info {
     ta_event_kind kind;
     int device;
@@ -480,6 +489,9 @@ typedef struct ta_event_info {
 typedef void ta_observer(void *context, const ta_event_info *event);
 TA_API ta_status ta_add_observer(ta_allocator *allocator, ta_observer *observer,
                                  void *context);
+/* The same for some kinds alone: the sum of 1u << kind. The others cost nothing. */
+TA_API ta_status ta_add_observer_of(ta_allocator *allocator, ta_observer *observer,
+                                    void *context, unsigned kinds);
 /* Returns when no call to it is under way. */
 TA_API ta_status ta_remove_observer(ta_allocator *allocator, ta_observer *observer,
                                     void *context);
