@@ -74,7 +74,7 @@ PyObject *ta_py_usage_enter(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_between(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_step(PyObject *self, PyObject *args);
-PyObject *ta_py_usage_backward_ends(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_enter_anew(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_due(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_told(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_set_category(PyObject *self, PyObject *args);

@@ -146,6 +146,7 @@ class Step(TypedDict):
     text: str  # of the status
     brought_back: int
     still_on_host: int
+    sent_out: int  # beyond a cap that was lowered, or since another process asked
     us: float
     copy_us: float
 
@@ -365,13 +366,21 @@ def usage_unwatch() -> None:
 def usage_enter(name: str, /) -> bytes:
     """Enters a phase inside the present one; the answer is for `usage_leave`."""
 
-def usage_leave(span: bytes, /) -> None: ...
+def usage_enter_anew(name: str, /) -> bytes | None:
+    """`usage_between(None)`, then `usage_enter`. None, and nothing done, where nothing is
+    counted yet, and in a forked child."""
+
+def usage_leave(
+    span: bytes, between: str | None = None, backward: bool = False, /
+) -> bool:
+    """`usage_between(between)` where that is a name; leaves. True: a peak is newer than
+    `usage_told`. Otherwise, with ``backward``, what the phase left is taken to be gradients."""
+
 def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
-def usage_step() -> None: ...
-def usage_backward_ends(span: bytes, /) -> bool:
-    """What the phase left is taken to be gradients; True: it is not, tell all instead."""
+def usage_step() -> bool:
+    """A step ends. Whether `messages` may have something to say."""
 
 def usage_due() -> bool:
     """Whether a peak is newer than `usage_told`."""
