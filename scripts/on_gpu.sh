@@ -7,7 +7,8 @@
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), tracking (what `track` costs them), two (two GPUs: its tests and its table; needs two), truth (what
+# loops, N runs of each), tracking (what `track` costs them), spill_rates (what sleeps, wakes and
+# changes places at a mark, over pinned copies), two (two GPUs: its tests and its table; needs two), truth (what
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
 # of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
 # (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
@@ -131,6 +132,10 @@ for name in ${parts//,/ }; do
             fi
             cat "$folder"/bench*.log
             ;;
+        spill_rates)
+            part spill_rates 240 "$python" -m benchmarks.spill_rates
+            cat "$folder/spill_rates.log"
+            ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
                 --out "$folder/fixed.json"
@@ -142,7 +147,7 @@ for name in ${parts//,/ }; do
             tail -n 20 "$folder/loops.log"
             ;;
         tracking)
-            part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
+            part tracking 240 "$python" -m benchmarks.tracking --within 230 --timeout 90 \
                 ${loops:+--loops "$loops"} --out "$folder/tracking.json"
             tail -n 20 "$folder/tracking.log"
             ;;
