@@ -28,8 +28,8 @@ HOST = "96GiB"
 GPTS = {
     "gpt2_varlen": (24, 1024, 16, 50257, 8, 0),
     "gpt2_fixed": (24, 1024, 16, 50257, 8, 1024),
-    "gpt_32gib": (24, 1792, 14, 50257, 7, 1024),
-    "gpt2_28gib": (24, 1024, 16, 50257, 10, 960),
+    "gpt_32gib": (24, 1792, 14, 50257, 5, 880),
+    "gpt2_28gib": (24, 1024, 16, 50257, 10, 904),
 }
 SMALL = (4, 256, 4, 2048, 8, 0)
 
@@ -68,7 +68,6 @@ def deterministic() -> None:
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
