@@ -13,7 +13,9 @@
 # of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
 # (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have; without ARGUMENTS: the
 # core, the latencies, starting up and the packing of the programs written for it; then step times
-# and smallest caps: two calls, the second with --have of the first). Default: the first four.
+# and smallest caps: two calls, the second with --have of the first), spill (host memory:
+# `python -m benchmarks spill` into spill.json, going on from --have; the wheels in build/wheels
+# are installed first, bitsandbytes and torchao to be measured beside). Default: the first four.
 # All of it ends within S seconds (550): a part gets
 # at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
 # the two-GPU machine, and for the truth that rehearsals are held against:
@@ -24,6 +26,8 @@
 #   scripts/on_gpu.sh FOLDER --parts notebooks     (then copy FOLDER/notebooks over notebooks)
 #   scripts/on_gpu.sh FOLDER --parts bench
 #   scripts/on_gpu.sh FOLDER --parts bench --bench 'caps --programs moe' --have bench.json
+#   scripts/on_gpu.sh FOLDER --parts spill
+#   scripts/on_gpu.sh FOLDER --parts spill --bench '--means auto,rivals,idle' --have spill.json
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -154,6 +158,17 @@ for name in ${parts//,/ }; do
         spill_rates)
             part spill_rates 240 "$python" -m benchmarks.spill_rates
             cat "$folder/spill_rates.log"
+            ;;
+        spill)
+            # Who is measured beside, where their wheels were put; none of them is needed.
+            wheels=(build/wheels/*.whl)
+            [[ ! -e ${wheels[0]} ]] || part wheels 60 "$python" -m pip install --quiet \
+                --no-deps --no-index "${wheels[@]}"
+            [[ -z $have ]] || cp "$have" "$folder/spill.json"
+            read -ra arguments <<<"$bench"
+            part spill "$((seconds - SECONDS))" "$python" -m benchmarks spill \
+                --out "$folder/spill.json" --seconds "$((seconds - SECONDS - 30))" "${arguments[@]}"
+            cat "$folder/spill.log"
             ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
