@@ -8,9 +8,9 @@
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
 # loops, N runs of each), tracking (what `track` costs them), spill_rates (what sleeps, wakes and
-# changes places at a mark, over pinned copies), two (two GPUs: its tests and its table; needs two), truth (what
-# a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
-# of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
+# changes places at a mark, over pinned copies), two (two GPUs: its tests and its table; needs
+# two), truth (what a context takes, then the peaks of programs that
+# benchmarks/results/truth-h200.jsonl lacks, or of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
 # (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have; without ARGUMENTS: the
 # core, the latencies, starting up and the packing of the programs written for it; then step times
 # and smallest caps: two calls, the second with --have of the first), spill (host memory:
