@@ -147,7 +147,8 @@ typedef struct ta_table {
 
 /* Counts of one arena; its part of the device's. `freed`: of all that ever were. */
 typedef struct ta_counts {
-    uint64_t live_blocks, live_bytes, live_requested;
+    uint64_t live_blocks, live_requested;
+    _Atomic uint64_t live_bytes; /* ta_unused reads it with no lock */
     uint64_t freed_blocks, freed_bytes, freed_requested;
     uint64_t pending_blocks, pending_bytes;
 } ta_counts;
