@@ -492,6 +492,6 @@ ta_status ta_block_where(ta_allocator *a, const void *ptr, ta_block_place *place
         *place = (ta_block_place){.device = arena->device->ordinal,
                                   .region = arena->region ? arena->region->id : 0,
                                   .size = b->size};
-    ta_lock_drop(&arena->lock);
+    unlock(arena);
     return live ? TA_OK : TA_INVALID;
 }
