@@ -419,7 +419,12 @@ def _refusal(moment: dict[str, Any]) -> str:
 def _remedies(data: dict[str, Any]) -> str:
     moment = data.get("out_of_memory") or data["peak"]
     rows = [
-        (escape(row["what"]), escape(row.get("how", "")), format_size(row["bytes"]))
+        (
+            escape(row["what"]),
+            '<span style="display:inline-block;white-space:normal;max-width:40em">'
+            f"{escape(row.get('how', ''))}</span>",
+            format_size(row["bytes"]),
+        )
         for row in moment.get("remedies", ())
     ]
     return _table(("remedy", "how", "saves"), rows, 2) if rows else ""
