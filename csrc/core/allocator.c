@@ -48,8 +48,9 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
 {
     *allocator = NULL;
     if (!driver) return TA_INVALID;
-    ta_allocator *a = calloc(1, sizeof *a);
+    ta_allocator *a = aligned_alloc(TA_LINE, sizeof *a);
     if (!a) return TA_NO_HOST_MEMORY;
+    memset(a, 0, sizeof *a);
     a->driver = driver;
     if (config) a->config = *config;
     size_t bytes =
@@ -71,6 +72,7 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
         d->allocator = a;
         d->ordinal = i;
         ta_lock_init(&d->pages, TA_RANK_PAGES);
+        ta_lock_init(&d->leveling, TA_RANK_LEVELING);
         ta_lock_init(&d->host.lock, TA_RANK_LOOKUP);
         pthread_condattr_t attributes;
         pthread_condattr_init(&attributes);
@@ -104,6 +106,7 @@ static void destroy_device(ta_device *d)
     ta_arena_map_destroy(d);
     pthread_cond_destroy(&d->pool_idle);
     ta_lock_destroy(&d->pages);
+    ta_lock_destroy(&d->leveling);
     ta_lock_destroy(&d->host.lock);
 }
 

@@ -61,8 +61,8 @@ static void pass_all_locks(ta_allocator *a)
         if (!atomic_load(&d->used)) continue;
         ta_lock_take(&d->pages);
         for (ta_arena *arena = d->arenas; arena; arena = arena->next) {
-            ta_lock_take(&arena->lock);
-            ta_lock_drop(&arena->lock);
+            ta_arena_lock(arena);
+            ta_arena_unlock(arena);
         }
         ta_lock_drop(&d->pages);
     }

@@ -104,6 +104,11 @@ PyObject *ta_py_region_sleep(PyObject *self, PyObject *args);
 PyObject *ta_py_region_wake(PyObject *self, PyObject *args);
 PyObject *ta_py_region_get(PyObject *self, PyObject *args);
 PyObject *ta_py_region_of(PyObject *self, PyObject *args);
+PyObject *ta_py_mempool_limit(PyObject *self, PyObject *args);
+PyObject *ta_py_mempool_held(PyObject *self, PyObject *args);
+PyObject *ta_py_mempool_refusal(PyObject *self, PyObject *args);
+PyObject *ta_py_mempool_settle(PyObject *self, PyObject *args);
+PyObject *ta_py_mempool_capturing(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);
 PyObject *ta_py_replay(PyObject *self, PyObject *args, PyObject *names);
 

@@ -146,6 +146,7 @@ class Step(TypedDict):
     text: str  # of the status
     brought_back: int
     still_on_host: int
+    sent_out: int  # beyond a cap that was lowered, or since another process asked
     us: float
     copy_us: float
 
@@ -286,6 +287,20 @@ def region_wake(id: int, /) -> Moved: ...
 def region_get(id: int, /) -> Region | None: ...
 def region_of(address: int, /) -> tuple[int, bool]:
     """The region that holds the address, 0: none; and whether it sleeps."""
+
+# --- pools beside torch's own allocator ----------------------------------------------------
+def mempool_limit(region: int, bytes: int | None, /) -> None:
+    """Of segments that the region's pool may hold on each device."""
+
+def mempool_held(region: int, device: int, /) -> int: ...
+def mempool_refusal() -> str | None:
+    """Why this thread's last request was refused; it is told once."""
+
+def mempool_settle() -> None:
+    """What was freed during a capture goes."""
+
+def mempool_capturing() -> bool:
+    """A stream of torch's is being captured."""
 
 # --- numbers -----------------------------------------------------------------------------
 def set_limit(device: int, source: str, bytes: int | None, /) -> None:

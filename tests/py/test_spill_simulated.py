@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str, **more: str) -> str:
+def run(*arguments: str, program: Path = CASES, **more: str) -> str:
     environment = {
         **os.environ,
         "LD_PRELOAD": str(LIBRARY),
@@ -34,7 +34,7 @@ def run(*arguments: str, **more: str) -> str:
         "TORCHARENA_SIM_GPU": "16GiB",
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(CASES), *arguments],
+        [sys.executable, "-W", "ignore", str(program), *arguments],
         capture_output=True,
         text=True,
         timeout=600,
@@ -48,6 +48,12 @@ def test_cases_that_enable_alike() -> None:
     from test_spill import ALIKE
 
     run("together", *ALIKE)
+
+
+def test_more_cases() -> None:
+    from spill_more_names import MORE
+
+    run("together", *MORE, program=CASES.with_name("spill_more_cases.py"))
 
 
 def test_copies_are_ordered_with_work() -> None:
@@ -88,3 +94,27 @@ assert torcharena.memory_stats()["spill_budget_bytes"] == 1 << 30
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_a_rehearsal_copies_no_large_floats() -> None:
+    """Gigabytes of saved tensors that leave would else be this machine's."""
+    import simulated
+
+    found = simulated.said(
+        simulated.run(
+            """
+import torcharena
+torcharena.enable(spill="8GiB")
+x = torch.ones(1 << 26, device="cuda", requires_grad=True)
+y = x
+with torcharena.offload_activations("2GiB"):
+    for _ in range(8):
+        y = y.sin()
+y.sum().backward()
+(shared,) = [line.split()[1] for line in open("/proc/self/status") if "RssShmem" in line]
+print({"KiB": int(shared), "host": torcharena.memory_stats()["spilled_bytes.peak"]})
+"""
+        )
+    )
+    assert found["host"] >= 1 << 30
+    assert found["KiB"] < 64 << 10, found
