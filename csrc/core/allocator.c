@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "epoch.h"
+#include "guard.h"
 #include "pages.h"
 #include "plan.h"
 #include "pool.h"
@@ -36,6 +37,8 @@ const char *ta_status_text(ta_status status)
         return "in use already";
     case TA_ASLEEP:
         return "the region sleeps: wake it first";
+    case TA_GUARDED:
+        return "a guarded block was written out of bounds";
     }
     return "unknown status";
 }
@@ -70,7 +73,9 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
     void *lookup = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     a->alive = make_alive();
-    if (lookup == MAP_FAILED || !a->alive) {
+    const bool guarded = !a->config.guard || ta_guard_create(a);
+    if (lookup == MAP_FAILED || !a->alive || !guarded) {
+        ta_guard_destroy(a);
         if (lookup != MAP_FAILED) munmap(lookup, bytes);
         if (a->alive) munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
         free(a);
@@ -108,6 +113,7 @@ static void destroy_device(ta_device *d)
         bool reachable = ta_enter(d, saved) == TA_OK;
         if (reachable) driver->device_wait(driver->self, d->ordinal);
         ta_pages_destroy(d, reachable);
+        if (d->guard) ta_guard_close(d, reachable);
         ta_epoch_destroy(d, reachable);
         if (reachable) ta_leave(d, saved);
     }
@@ -126,6 +132,7 @@ void ta_allocator_destroy(ta_allocator *a)
     for (int i = 0; i < TA_MAX_DEVICES; i++) destroy_device(&a->device[i]);
     ta_lock_destroy(&a->setup);
     ta_lock_destroy(&a->plain_lock);
+    ta_guard_destroy(a);
     free(a->plain);
     munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
     munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
