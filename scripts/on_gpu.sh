@@ -11,7 +11,9 @@
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
 # of all --again), bench (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
 # without ARGUMENTS: the core and the latencies, then the packing of the programs written for
-# it). Default: the first four. All of it ends within S seconds (550): a part gets
+# it), soak (10,000 steps of everything at once, then leaks that must be noticed), sanitizer
+# (compute-sanitizer's memcheck over some of tests/gpu, then the guarded cases). Default: the
+# first four. All of it ends within S seconds (550): a part gets
 # at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
 # the two-GPU machine, and for the truth that rehearsals are held against:
 #
@@ -129,6 +131,29 @@ for name in ${parts//,/ }; do
             part loops 520 "$python" -m benchmarks.loops --repeat "$repeat" --timeout 120 \
                 ${loops:+--loops "$loops"} --out "$folder/loops.json"
             tail -n 20 "$folder/loops.log"
+            ;;
+        soak)
+            part soak 420 "$python" -m tests.soak --steps 10000 --prove \
+                --seconds "$((seconds - SECONDS - 60))" --out "$folder/soak.json"
+            tail -n 12 "$folder/soak.log"
+            ;;
+        sanitizer)
+            # Each case of tests/gpu is a process of its own: those are watched. It is slow, and
+            # cannot tell what lies in a mapping of the driver's own making from what does not,
+            # so the guarded cases come after it, with a kernel that writes too far.
+            if command -v compute-sanitizer >/dev/null; then
+                for case in basic streams graphs oom; do
+                    part "memcheck_$case" 60 compute-sanitizer --tool memcheck \
+                        --target-processes all --error-exitcode 86 --launch-timeout 40 \
+                        "$python" -m tests.memcheck "$case"
+                    tail -n 4 "$folder/memcheck_$case.log"
+                done
+            else
+                say "sanitizer: no compute-sanitizer here (it comes with the CUDA Toolkit)"
+                status=1
+            fi
+            tests guard 100 tests/gpu/test_guard.py
+            tail -n 4 "$folder/guard.log"
             ;;
         tracking)
             part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
