@@ -59,6 +59,7 @@ SUITES = {
             "-k",
             "memory or alloc or cache or snapshot or fraction or pool",
             "--timeout=100",
+            "--noconftest",
         ),
     ),
 }
