@@ -7,9 +7,11 @@
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), tracking (what `track` costs them), two (two GPUs: its tests and its table; needs two), truth (what
+# loops, N runs of each), tracking (what `track` costs them), spill_rates (what sleeps, wakes and
+# changes places at a mark, over pinned copies), two (two GPUs: its tests and its table; needs two), truth (what
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
-# of all --again), bench (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
+# of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
+# (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
 # without ARGUMENTS: the core and the latencies, then the packing of the programs written for
 # it), soak (10,000 steps of everything at once, then leaks that must be noticed), sanitizer
 # (compute-sanitizer's memcheck over some of tests/gpu, then the guarded cases). Default: the
@@ -20,6 +22,7 @@
 #   scripts/on_gpu.sh FOLDER --parts two
 #   scripts/on_gpu.sh FOLDER --parts truth
 #   python -m benchmarks.truths --merge FOLDER/truth.jsonl      (anywhere, afterwards)
+#   scripts/on_gpu.sh FOLDER --parts notebooks     (then copy FOLDER/notebooks over notebooks)
 #   scripts/on_gpu.sh FOLDER --parts bench
 #   scripts/on_gpu.sh FOLDER --parts bench --bench 'caps --programs moe' --have bench.json
 set -uo pipefail
@@ -108,6 +111,15 @@ for name in ${parts//,/ }; do
                 --cases size --seconds 90 --out "$folder/latency.json"
             cat "$folder/latency.log"
             ;;
+        notebooks)
+            mkdir -p "$folder/notebooks"
+            for path in notebooks/*.ipynb; do
+                page=$folder/notebooks/$(basename "$path")
+                cp "$path" "$page"
+                part "$(basename "$path" .ipynb)" 200 "$python" -W ignore \
+                    scripts/notebooks.py "$page" --write
+            done
+            ;;
         bench)
             [[ -z $have ]] || cp "$have" "$folder/bench.json"
             measure=("$python" -m benchmarks --out "$folder/bench.json")
@@ -121,6 +133,10 @@ for name in ${parts//,/ }; do
                     --timeout 100 --seconds 200
             fi
             cat "$folder"/bench*.log
+            ;;
+        spill_rates)
+            part spill_rates 240 "$python" -m benchmarks.spill_rates
+            cat "$folder/spill_rates.log"
             ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
@@ -156,7 +172,7 @@ for name in ${parts//,/ }; do
             tail -n 4 "$folder/guard.log"
             ;;
         tracking)
-            part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
+            part tracking 240 "$python" -m benchmarks.tracking --within 230 --timeout 90 \
                 ${loops:+--loops "$loops"} --out "$folder/tracking.json"
             tail -n 20 "$folder/tracking.log"
             ;;

@@ -152,9 +152,9 @@ static void look_at_device(ta_device *d)
     if (ta_enter(d, saved)) return;
     ta_lock_take(&d->pages);
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         for (const ta_chunk *c = a->chunks; c; c = c->next) look_around(d, c);
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
     }
     ta_lock_drop(&d->pages);
     ta_leave(d, saved);

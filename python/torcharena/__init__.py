@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .batches.batch_sizes import BatchSize
     from .batches.batches import find_batch_size
     from .integrations.figures import tqdm_postfix
+    from .pools.pools import Pool, pool
     from .rehearsal.api import is_rehearsal, rehearse
     from .reports.lines import stacks
     from .reports.notebook import Watch, watch
@@ -44,6 +45,7 @@ __all__ = [
     "BatchSize",
     "Limit",
     "Limits",
+    "Pool",
     "Recording",
     "Report",
     "Timeline",
@@ -69,6 +71,7 @@ __all__ = [
     "on_oom",
     "onload_optimizer",
     "phase",
+    "pool",
     "record",
     "region",
     "rehearse",
@@ -103,6 +106,8 @@ _LATE = {
     "offload_optimizer": "spill.offload_optimizers",
     "on_oom": "reports.out_of_memory",
     "onload_optimizer": "spill.offload_optimizers",
+    "pool": "pools.pools",
+    "Pool": "pools.pools",
     "rehearse": "rehearsal.api",
     "report": "reports.reporting",
     "snapshot": "reports.snapshots",

@@ -11,6 +11,7 @@ from torcharena import (
     BatchSize,
     Limit,
     Limits,
+    Pool,
     Recording,
     Report,
     Timeline,
@@ -44,6 +45,9 @@ def settings() -> None:
 
 def spilling(model: Any, optimizer: Any) -> None:
     with torcharena.region("weights"):
+        pass
+    memory: Pool = torcharena.pool("cache", limit="4GiB")
+    with memory:
         pass
     torcharena.sleep("weights")
     torcharena.wake_up("weights")
