@@ -50,6 +50,7 @@ SUITES = {
             "tests/test_offload.py",
         ),
         paths=("src",),
+        gpus=2,
     ),
     # Of PyTorch's repository, at the tag of the torch that is installed.
     "pytorch": Suite(
