@@ -183,14 +183,15 @@ for name in ${parts//,/ }; do
             tail -n 20 "$folder/loops.log"
             ;;
         soak)
-            part soak 420 "$python" -m tests.soak --steps 10000 --prove \
-                --seconds "$((seconds - SECONDS - 60))" --out "$folder/soak.json"
+            part soak 420 "$python" -m tests.soak --steps 10000 --prove --seconds 340 \
+                --out "$folder/soak.json"
             tail -n 12 "$folder/soak.log"
             ;;
         sanitizer)
             # It may not tell what lies in a mapping of the driver's own making from what does
             # not (to be seen here), so the guarded cases come after it, with a kernel that writes
             # too far.
+            PATH=$PATH:/usr/local/cuda/bin
             if command -v compute-sanitizer >/dev/null; then
                 for case in basic streams graphs oom; do
                     part "memcheck_$case" 60 compute-sanitizer --tool memcheck \

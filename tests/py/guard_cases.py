@@ -115,7 +115,7 @@ def at_exit() -> None:
 
 
 _KERNEL = """
-extern "C" __global__ void reaches(float *at, long index) { at[index] = 1.0f; }
+extern "C" __global__ void reaches(float *at, int index) { at[index] = 1.0f; }
 """
 
 
