@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,9 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 def _columns() -> int:
     """Of the terminal; where the text goes elsewhere, the most."""
-    columns = shutil.get_terminal_size((WIDEST, 24)).columns
-    return max(60, min(WIDEST, columns))
+    if sys.stdout is None or not sys.stdout.isatty():
+        return WIDEST
+    return max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
 class Report:
