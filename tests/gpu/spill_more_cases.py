@@ -201,6 +201,7 @@ def auto_follows() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         with torcharena.auto_offload(model, optimizer) as chosen:
             for step in range(60):
+                torch.cuda.synchronize()  # times of the step before can be read
                 rows = 512 if step < 3 or step >= 8 else 16384
                 y = model(torch.randn(rows, 1024, device="cuda"))
                 y.square().mean().backward()
