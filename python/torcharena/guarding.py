@@ -12,7 +12,7 @@ from typing import Any
 from .loading import core, log, pass_on
 from .reports import lines
 
-__all__ = ["refuse_with", "start"]
+__all__ = ["refuse_beside", "refuse_with", "start"]
 
 
 def refuse_with(settings: dict[str, Any]) -> None:
@@ -21,6 +21,16 @@ def refuse_with(settings: dict[str, Any]) -> None:
         raise RuntimeError(
             "TORCHARENA_DEBUG=guard and spill: guarded memory does not go to the host; leave "
             "one of them out"
+        )
+
+
+def refuse_beside(environment: dict[str, Any]) -> None:
+    """Raises RuntimeError for a pool beside torch's own allocator, whose blocks lie in segments
+    that torch divides."""
+    if environment.get("debug") == "guard":
+        raise RuntimeError(
+            "TORCHARENA_DEBUG=guard guards what the arena allocates, and a pool beside torch's "
+            "own allocator is not that: enable the arena (TORCHARENA_ENABLE=1), or unset it"
         )
 
 

@@ -42,6 +42,9 @@ def test_what_cannot_go_with_it_is_refused() -> None:
     with pytest.raises(RuntimeError, match="TORCHARENA_DEBUG=guard and spill"):
         guarding.refuse_with({"spill": 1 << 30})
     guarding.refuse_with({"spill": None})
+    with pytest.raises(RuntimeError, match="a pool beside torch's own allocator"):
+        guarding.refuse_beside({"debug": "guard"})
+    guarding.refuse_beside({})
 
 
 def test_the_setting() -> None:

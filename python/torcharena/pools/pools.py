@@ -17,7 +17,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .. import installing, settings, sizes, state
+from .. import guarding, installing, settings, sizes, state
 from ..loading import core, pass_on
 from ..sizes import format_size
 from ..spill import regions
@@ -306,6 +306,7 @@ def _begin(spill: sizes.Size | None) -> None:
     torch.cuda.init()
     library = core()
     given = settings.from_environment()
+    guarding.refuse_beside(given)
     with state.lock:
         if not library.created():
             found = library.probe(0)
