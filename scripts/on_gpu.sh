@@ -8,7 +8,8 @@
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
 # loops, N runs of each), tracking (what `track` costs them), spill_rates (what sleeps, wakes and
-# changes places at a mark, over pinned copies), two (two GPUs: its tests and its table; needs two), truth (what
+# changes places at a mark, over pinned copies), pools (what a pool beside torch's own allocator
+# takes to fill, sleep and wake), two (two GPUs: its tests and its table; needs two), truth (what
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
 # of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
 # (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
@@ -136,6 +137,10 @@ for name in ${parts//,/ }; do
             part spill_rates 240 "$python" -m benchmarks.spill_rates
             cat "$folder/spill_rates.log"
             ;;
+        pools)
+            part pools 200 "$python" -m benchmarks.pools --out "$folder/pools.json"
+            cat "$folder/pools.log"
+            ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
                 --out "$folder/fixed.json"
@@ -153,7 +158,8 @@ for name in ${parts//,/ }; do
             ;;
         two)
             tests two_tests 280 -s tests/gpu/test_two_gpus.py \
-                "tests/gpu/test_gpu_hooks.py::test_two_gpus"
+                "tests/gpu/test_gpu_hooks.py::test_two_gpus" \
+                tests/gpu/test_pools.py::test_two_devices
             grep -v '^$' "$folder/two_tests.log" | tail -n 40
             part two 250 "$python" -m benchmarks.two_gpus --timeout 60 \
                 --out "$folder/two.json"
