@@ -77,7 +77,9 @@ def measure(gib: float, rounds: int = 3) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--gib", type=float, default=8.0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
