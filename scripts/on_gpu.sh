@@ -5,22 +5,30 @@
 #                            [--programs a,b] [--again] [--seconds S] [--python PYTHON]
 #                            [--bench 'ARGUMENTS'] [--have FILE]
 #
-# FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
-# A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), tracking (what `track` costs them), spill_rates (what sleeps, wakes and
-# changes places at a mark, over pinned copies), two (two GPUs: its tests and its table; needs
-# two), truth (what a context takes, then the peaks of programs that
-# benchmarks/results/truth-h200.jsonl lacks, or of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
-# (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have; without ARGUMENTS: the
-# core, the latencies, starting up and the packing of the programs written for it; then step times
-# and smallest caps: two calls, the second with --have of the first), spill (host memory:
-# `python -m benchmarks spill` into spill.json, going on from --have; the wheels in build/wheels
-# are installed first, bitsandbytes and torchao to be measured beside), soak (10,000 steps of
-# everything at once, then leaks that must be noticed), sanitizer (compute-sanitizer's memcheck
-# over tests/memcheck.py, then the guarded cases). Default: the first four.
-# All of it ends within S seconds (550): a part gets
-# at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
-# the two-GPU machine, and for the truth that rehearsals are held against:
+# FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt. The
+# parts, of which the first four are the default:
+#   tests        tests/gpu
+#   latency      torch.empty and its free, by size
+#   fixed        loops of fixed shapes
+#   loops        the five training loops, N runs of each
+#   tracking     what `track` costs them
+#   bench        `python -m benchmarks ARGUMENTS` into bench.json, going on from --have; without
+#                ARGUMENTS the core, the latencies, starting up and the packing of the programs
+#                written for it; then step times and smallest caps: two calls, the second with
+#                --have of the first
+#   spill        host memory: `python -m benchmarks spill` into spill.json, going on from --have;
+#                the wheels in build/wheels are installed first, to be measured beside
+#   spill_rates  what sleeps, wakes and changes places at a mark, over pinned copies
+#   pools        what a pool beside torch's own allocator takes to fill, sleep and wake
+#   notebooks    each executed, with its outputs into FOLDER/notebooks
+#   soak         10,000 steps of everything at once, then leaks that must be noticed
+#   sanitizer    compute-sanitizer's memcheck over tests/memcheck.py, then the guarded cases
+#   truth        what a context takes, then the peaks of programs that
+#                benchmarks/results/truth-h200.jsonl lacks, or of all --again
+#   two          two GPUs: its tests and its table; needs two
+#
+# All of it ends within S seconds (550): a part gets at most what it is given below, and no more
+# than is left. Exit code 1 where a part failed. For example:
 #
 #   scripts/on_gpu.sh FOLDER --parts two
 #   scripts/on_gpu.sh FOLDER --parts truth
@@ -172,6 +180,10 @@ for name in ${parts//,/ }; do
                 --out "$folder/spill.json" --seconds "$((seconds - SECONDS - 30))" "${arguments[@]}"
             cat "$folder/spill.log"
             ;;
+        pools)
+            part pools 200 "$python" -m benchmarks.pools --out "$folder/pools.json"
+            cat "$folder/pools.log"
+            ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
                 --out "$folder/fixed.json"
@@ -213,7 +225,8 @@ for name in ${parts//,/ }; do
             ;;
         two)
             tests two_tests 280 -s tests/gpu/test_two_gpus.py \
-                "tests/gpu/test_gpu_hooks.py::test_two_gpus"
+                "tests/gpu/test_gpu_hooks.py::test_two_gpus" \
+                tests/gpu/test_pools.py::test_two_devices
             grep -v '^$' "$folder/two_tests.log" | tail -n 40
             part two 250 "$python" -m benchmarks.two_gpus --timeout 60 \
                 --out "$folder/two.json"

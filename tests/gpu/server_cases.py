@@ -13,8 +13,8 @@ import types
 from typing import Any
 
 import torch
-from cases import MIB, REAL, libraries
-from pool_cases import CAPTURES, assert_sound, free, raises, region, same, start
+from cases import MIB, REAL, assert_sound, libraries
+from pool_cases import CAPTURES, free, raises, region, same, start
 from torcharena.integrations import torch_memory_saver as saver_module
 from torcharena.integrations import vllm as arena
 

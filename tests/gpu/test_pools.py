@@ -29,6 +29,14 @@ def test_alone(name: str) -> None:
     run_case(name, program="pool_cases.py", quiet=False)
 
 
+def test_two_devices() -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    run_case("two_devices", program="pool_cases.py", quiet=False)
+
+
 @pytest.mark.parametrize("how", ["asleep", "forked"])
 def test_end(how: str) -> None:
     run_case("end", how, program="pool_cases.py")

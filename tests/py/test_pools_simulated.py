@@ -37,8 +37,13 @@ def run(program: str, *arguments: str, **more: str) -> None:
         "TORCHARENA_SIM_GPU": "16GiB",
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", program, *arguments],
-        cwd=ROOT / "tests" / "gpu",
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(ROOT / "tests" / "gpu" / program),
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=600,
