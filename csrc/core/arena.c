@@ -25,11 +25,8 @@ typedef struct ta_slab {
     ta_hole holes[128];
 } ta_slab;
 
-/* As many holes as blocks exist, and  holes <= blocks in use that are not free + chunks,
- * so with 4 + chunks spare blocks no operation, a free above all, lacks either. */
-bool ta_arena_stock(ta_arena *arena)
+static bool add_slab(ta_arena *arena)
 {
-    if (arena->spares >= 4 + arena->chunk_count) return true;
     ta_slab *slab = calloc(1, sizeof *slab);
     if (!slab) return false;
     slab->next = arena->slabs;
@@ -43,6 +40,21 @@ bool ta_arena_stock(ta_arena *arena)
         slab->holes[i].left = arena->spare_holes;
         arena->spare_holes = &slab->holes[i];
     }
+    return true;
+}
+
+/* As many holes as blocks exist, and  holes <= blocks in use that are not free + chunks,
+ * so with 4 + chunks spare blocks no operation, a free above all, lacks either. */
+bool ta_arena_stock(ta_arena *arena)
+{
+    return arena->spares >= 4 + arena->chunk_count || add_slab(arena);
+}
+
+/* A take in the middle of a hole cuts off two pieces, a free none. */
+bool ta_arena_stock_for(ta_arena *arena, size_t count)
+{
+    while (arena->spares < 4 + arena->chunk_count + 2 * count)
+        if (!add_slab(arena)) return false;
     return true;
 }
 

@@ -7,6 +7,7 @@
 
 /* Makes sure that the next take, cut or give needs no host memory; false: there is none. */
 bool ta_arena_stock(ta_arena *arena);
+bool ta_arena_stock_for(ta_arena *arena, size_t count); /* the next `count` of them */
 /* Where a request of `size` bytes would go. */
 typedef struct ta_place {
     ta_hole *hole; /* NULL: no hole is large enough */

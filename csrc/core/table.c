@@ -9,10 +9,13 @@ static size_t slot_of(const ta_table *table, uint64_t addr)
     return (size_t)((addr / TA_GRANULE * 0x9e3779b97f4a7c15u) >> 20) & table->mask;
 }
 
-bool ta_table_reserve(ta_table *table)
+bool ta_table_reserve(ta_table *table) { return ta_table_reserve_for(table, 1); }
+
+bool ta_table_reserve_for(ta_table *table, size_t count)
 {
-    if (table->slots && (table->count + 1) * 4 <= (table->mask + 1) * 3) return true;
+    if (table->slots && (table->count + count) * 4 <= (table->mask + 1) * 3) return true;
     size_t size = table->slots ? (table->mask + 1) * 2 : 64;
+    while ((table->count + count) * 4 > size * 3) size *= 2;
     ta_table bigger = {calloc(size, sizeof(void *)), size - 1, 0};
     if (!bigger.slots) return false;
     for (size_t i = 0; table->slots && i <= table->mask; i++)

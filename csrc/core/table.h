@@ -6,6 +6,7 @@
 
 /* Makes room for one more; false: no host memory, nothing changed. */
 bool ta_table_reserve(ta_table *table);
+bool ta_table_reserve_for(ta_table *table, size_t count); /* for so many */
 /* Room must have been reserved. */
 void ta_table_insert(ta_table *table, ta_block *block);
 ta_block *ta_table_find(const ta_table *table, uint64_t addr);
