@@ -61,6 +61,11 @@ static PyMethodDef methods[] = {
     SOME(region_of, "region_of(address) -> (id, asleep)"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
+    /* pools.c */
+    SOME(pool_blocks, "pool_blocks(device, a, b) -> list of (address, bytes, requested, "
+                      "stream): what lives in the graph pool (a, b)"),
+    SOME(pool_restoring, "pool_restoring(a, b, blocks, call): calls it while torch's "
+                         "setCheckpointPoolState makes these live"),
     /* usage.c */
     NONE(usage_watch, "usage_watch(): count who uses what from now on"),
     NONE(usage_unwatch, "usage_unwatch(): count nothing until usage_watch()"),
