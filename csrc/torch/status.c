@@ -10,6 +10,7 @@ static const char *const names[TA_TORCH_ITEMS] = {
     [TA_TORCH_MEMCPY] = "memcpyAsync",
     [TA_TORCH_PEER_ACCESS] = "enablePeerAccess",
     [TA_TORCH_CHECKPOINT] = "setCheckpointPoolState",
+    [TA_TORCH_SHARING] = "shareIpcHandle",
 };
 
 const char *ta_torch_item_name(ta_torch_item item) { return names[item]; }

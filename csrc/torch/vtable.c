@@ -10,7 +10,8 @@
  * memcpyAsync: copies between devices. torch's ignores that the devices may not reach each
  * other. enablePeerAccess stays torch's: it lets devices reach plain memory, and the arena
  * sets access on its own pages for every device that can. setCheckpointPoolState: what lives in a
- * graph's pool (checkpoint.c). torch's throws. */
+ * graph's pool (checkpoint.c). torch's throws. shareIpcHandle, getIpcDevPtr: tensors for other processes (share.c);
+ * torch's throw. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -22,6 +23,7 @@
 #include "checkpoint.h"
 #include "find.h"
 #include "process.h"
+#include "share.h"
 #include "status.h"
 #include "torch.h"
 
@@ -40,6 +42,7 @@ static const char *status[TA_TORCH_ITEMS] = {
     [TA_TORCH_MEMCPY] = "not installed yet",
     [TA_TORCH_PEER_ACCESS] = "ok (torch's own)",
     [TA_TORCH_CHECKPOINT] = "not installed yet",
+    [TA_TORCH_SHARING] = "not installed yet",
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -125,10 +128,26 @@ static const char *exchange(void **words, size_t count, const char *symbol,
     return "ok";
 }
 
+/* Both or none: a process that gives must be able to take. */
+static void exchange_sharing(void **words, size_t count)
+{
+    const void *give = ta_torch_share_function();
+    const void *take = ta_torch_take_function();
+    const char *said = "torch or this processor lacks what it needs; torch's own stays";
+    if (give != NULL && take != NULL)
+        said = exchange(words, count, "_ZN" CLASS_NAME "14shareIpcHandleEPv", give);
+    if (give != NULL && take != NULL && strcmp(said, "ok") == 0)
+        said = exchange(words, count,
+                        "_ZN" CLASS_NAME "12getIpcDevPtrENSt7__cxx1112basic_string"
+                        "IcSt11char_traitsIcESaIcEEE",
+                        take);
+    status[TA_TORCH_SHARING] = said;
+}
+
 static void fail_all(const char *why)
 {
     status[TA_TORCH_CACHE_INFO] = status[TA_TORCH_MEMCPY] = status[TA_TORCH_CHECKPOINT] =
-        why;
+        status[TA_TORCH_SHARING] = why;
 }
 
 static void install(void)
@@ -165,6 +184,7 @@ static void install(void)
                        "IN3c104cuda20CUDACachingAllocator14AllocatorStateEE",
                        checkpoint)
             : "torch does not export its allocate(); CUDA graph trees do without";
+    exchange_sharing(words, count);
     *object = words + 2; /* lives as long as the object: for ever */
 }
 
