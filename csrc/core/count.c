@@ -128,3 +128,14 @@ void ta_count_slow(ta_device *d, double us)
     d->stats.slow_us += us;
     ta_spin_drop(&d->counting);
 }
+
+void ta_count_totals(ta_allocator *a, int device, uint64_t *allocated, uint64_t *reserved)
+{
+    *allocated = *reserved = 0;
+    if (device < 0 || device >= TA_MAX_DEVICES) return;
+    ta_device *d = &a->device[device];
+    ta_spin_take(&d->counting);
+    *allocated = d->stats.allocated[TA_POOL_ALL].current;
+    *reserved = d->stats.reserved.current;
+    ta_spin_drop(&d->counting);
+}

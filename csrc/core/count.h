@@ -33,6 +33,10 @@ void ta_count_retry(ta_device *device);
 /* A request for which no memory stood ready took so long, served or refused. */
 void ta_count_slow(ta_device *device, double us);
 
+/* Bytes of live blocks and of pages held. Any lock of ours may be held but `counting`. */
+void ta_count_totals(ta_allocator *allocator, int device, uint64_t *allocated,
+                     uint64_t *reserved);
+
 /* What tracking looks at, at each change of the phase: cheaper than ta_get_stats. */
 typedef struct ta_page_counts {
     uint64_t page_moves, waits, reserved;

@@ -64,6 +64,7 @@ static PyMethodDef methods[] = {
     /* pools.c */
     SOME(pool_blocks, "pool_blocks(device, a, b) -> list of (address, bytes, requested, "
                       "stream): what lives in the graph pool (a, b)"),
+    SOME(profile, "profile(begins): a profiler of torch begins, or ends"),
     SOME(pool_restoring, "pool_restoring(a, b, blocks, call): calls it while torch's "
                          "setCheckpointPoolState makes these live"),
     /* usage.c */

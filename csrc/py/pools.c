@@ -1,8 +1,9 @@
-/* pools.c - the live blocks of graph pools, for CUDA graph trees. */
+/* pools.c - the live blocks of graph pools, for CUDA graph trees; torch's profilers. */
 #include <stdlib.h>
 
 #include "convert.h"
 #include "../torch/checkpoint.h"
+#include "../torch/profile.h"
 
 static PyObject *told(const ta_pool_block *block)
 {
@@ -88,4 +89,16 @@ PyObject *ta_py_pool_restoring(PyObject *self, PyObject *args)
     ta_torch_checkpoint_next((ta_pool_id){0, 0}, NULL, 0);
     free(blocks);
     return result;
+}
+
+PyObject *ta_py_profile(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int begins = 0;
+    ta_status status;
+    if (!PyArg_ParseTuple(args, "p:profile", &begins)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = ta_torch_profile(begins != 0);
+    Py_END_ALLOW_THREADS
+    return ta_none_or_raise(status);
 }

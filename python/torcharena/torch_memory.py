@@ -391,6 +391,7 @@ def install(torch: ModuleType) -> None:
         _original["_cudart.cudaMemGetInfo"] = cudart.cudaMemGetInfo
         cudart.cudaMemGetInfo = mem_get_info
 
-    from . import torch_objects
+    from . import torch_objects, torch_profiler
 
     torch_objects.install(torch)
+    torch_profiler.install(torch)
