@@ -238,13 +238,17 @@ ta_status ta_pool_restore(ta_allocator *a, int device, ta_pool_id id,
     if (ta_forked(a)) return TA_FORKED;
     ta_device *d = ta_device_if_used(a, device);
     if (!d) return count ? TA_INVALID : TA_OK;
+    /* Whoever read or wrote these blocks is through with them before the books say that they
+     * are others'. Where a capture is open, it is the caller's to have waited. */
+    ta_status status = ta_devices_wait(a);
+    if (status && status != TA_NOT_READY) return status;
     ta_pool_block *sorted = malloc((count ? count : 1) * sizeof *sorted);
     if (!sorted) return TA_NO_HOST_MEMORY;
     for (size_t i = 0; i < count; i++) sorted[i] = blocks[i];
     qsort(sorted, count, sizeof *sorted, by_address);
     const wanted w = {sorted, count};
     uintptr_t saved[2];
-    ta_status status = apart(&w) ? ta_enter(d, saved) : TA_INVALID;
+    status = apart(&w) ? ta_enter(d, saved) : TA_INVALID;
     if (!status) {
         ta_lock_take(&d->pages);
         const ta_pool *p = pool_of(d, id);

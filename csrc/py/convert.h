@@ -105,6 +105,7 @@ PyObject *ta_py_region_wake(PyObject *self, PyObject *args);
 PyObject *ta_py_region_get(PyObject *self, PyObject *args);
 PyObject *ta_py_region_of(PyObject *self, PyObject *args);
 PyObject *ta_py_pool_blocks(PyObject *self, PyObject *args);
+PyObject *ta_py_keep(PyObject *self, PyObject *args);
 PyObject *ta_py_profile(PyObject *self, PyObject *args);
 PyObject *ta_py_pool_restoring(PyObject *self, PyObject *args);
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names);

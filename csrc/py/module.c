@@ -23,6 +23,7 @@ static PyMethodDef methods[] = {
     SOME(probe, "probe(device) -> dict: what the driver says of a device."),
     NONE(driver_problem, "driver_problem() -> str | None: why there is no driver."),
     NONE(torch_install, "torch_install(): complete the allocator object of torch."),
+    SOME(keep, "keep(object): it lives as long as the process"),
     NONE(torch_status, "torch_status() -> dict: what was found of torch, by item."),
     NONE(messages,
          "messages() -> list[str]: what C code had to say since the last call."),
