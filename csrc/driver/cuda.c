@@ -204,7 +204,9 @@ static CUresult create_without(int device, CUmemAllocationProp prop, uint64_t si
 {
     const bool export = prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
     const bool rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
-    for (int less = 1; less <= 3; less++) { /* bits: not exportable, no RDMA */
+    static const int ways[] = {2, 1, 3}; /* bits: not exportable, no RDMA */
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const int less = ways[i];
         if ((less & 1 && !export) || (less & 2 && !rdma)) continue;
         CUmemAllocationProp lesser = prop;
         if (less & 1) lesser.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;

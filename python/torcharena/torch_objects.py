@@ -40,8 +40,10 @@ class MemPool:
             )
         if use_on_oom or no_split:
             raise RuntimeError(
-                "torch.cuda.MemPool(use_on_oom=, no_split=) have no meaning under "
-                "torcharena, whose pools share idle pages anyway: leave them out"
+                "torch.cuda.MemPool(use_on_oom=, no_split=) are not available under "
+                "torcharena: a pool's memory stays its own until the pool is dropped (del "
+                "pool; torch.cuda.empty_cache()), and no block is split off a segment: "
+                "leave them out"
             )
         memory = _torch.cuda.memory
         _torch.cuda._lazy_init()

@@ -174,7 +174,7 @@ def _gets(inbox: Any, outbox: Any) -> None:
     assert_sound()
 
 
-def shared() -> None:
+def shared() -> None:  # G10
     """Both ways, while both look: the bytes are the same, and live until both are done."""
     begin()
     context = torch.multiprocessing.get_context("spawn")
