@@ -22,19 +22,36 @@
 #include "table.h"
 
 /* --- a block for the thread's next request -------------------------------------------- */
-static _Thread_local void *promised;
+static _Thread_local struct {
+    ta_device *device; /* NULL: nothing is promised */
+    void *ptr;
+    size_t size;
+} promise;
 
-void ta_pool_promise(ta_allocator *a, int device, void *ptr)
+/* Requests look for a promise only where a pool may be open: so one seems to be. */
+static void forget_promise(void)
 {
-    ta_device *d = ta_forked(a) ? NULL : ta_device_if_used(a, device);
-    if (!d) return;
-    /* Requests look for a promise only where a pool may be open. */
-    if (ptr && !promised) atomic_fetch_add(&d->open_count, 1);
-    if (!ptr && promised) atomic_fetch_sub(&d->open_count, 1);
-    promised = ptr;
+    if (promise.device) atomic_fetch_sub(&promise.device->open_count, 1);
+    promise.device = NULL;
 }
 
-void *ta_pool_promised(void) { return promised; }
+void ta_pool_promise(ta_allocator *a, int device, void *ptr, size_t size)
+{
+    ta_device *d = ta_forked(a) ? NULL : ta_device_if_used(a, device);
+    forget_promise();
+    if (!d || !ptr) return;
+    promise.device = d;
+    promise.ptr = ptr;
+    promise.size = size;
+    atomic_fetch_add(&d->open_count, 1);
+}
+
+void *ta_pool_promised(const ta_device *d, size_t size)
+{
+    if (promise.device != d || promise.size != size) return NULL;
+    forget_promise();
+    return promise.ptr;
+}
 
 /* --- what lives ------------------------------------------------------------------------ */
 static ta_pool *pool_of(const ta_device *d, ta_pool_id id)

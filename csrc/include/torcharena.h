@@ -185,9 +185,9 @@ TA_API ta_status ta_pool_blocks(ta_allocator *allocator, int device, ta_pool_id 
  * would be freed or is in the way is used by a recorded stream, or a request is under way. */
 TA_API ta_status ta_pool_restore(ta_allocator *allocator, int device, ta_pool_id id,
                                  const ta_pool_block *blocks, size_t count);
-/* The calling thread's requests on the device get this live block, and nothing new, until
- * the next call; NULL ends it. */
-TA_API void ta_pool_promise(ta_allocator *allocator, int device, void *ptr);
+/* The calling thread's next request of `size` bytes on the device gets this live block, and
+ * nothing new. NULL, or another, takes a promise back. */
+TA_API void ta_pool_promise(ta_allocator *allocator, int device, void *ptr, size_t size);
 
 /* --- streams ------------------------------------------------------------------------- */
 /* How long a stream can be named. Naming one that was destroyed is undefined in CUDA. */

@@ -15,6 +15,7 @@
 
 #include "checkpoint.h"
 #include "find.h"
+#include "gil.h"
 #include "process.h"
 #include "torch.h"
 
@@ -109,8 +110,10 @@ static delta set_state(void *object, int8_t device, const void *state)
         refuse(device, why);
         return result;
     }
+    void *thread = ta_gil_drop(); /* the device is waited for */
     ta_status status =
         ta_pool_restore(allocator, device, next.id, next.blocks, next.count);
+    ta_gil_take(thread);
     if (status != TA_OK) {
         free(lived);
         refuse(device, status == TA_BUSY      ? "a block of it is used by another stream"
@@ -123,10 +126,11 @@ static delta set_state(void *object, int8_t device, const void *state)
     free(lived);
     data_ptr *allocated = array(&result.allocated, next.count, sizeof *allocated);
     for (size_t i = 0; i < next.count; i++) {
-        ta_pool_promise(allocator, device, (void *)(uintptr_t)next.blocks[i].addr);
+        ta_pool_promise(allocator, device, (void *)(uintptr_t)next.blocks[i].addr,
+                        next.blocks[i].requested);
         allocated[i] = cxx.allocate(object, next.blocks[i].requested);
     }
-    ta_pool_promise(allocator, device, NULL);
+    ta_pool_promise(allocator, device, NULL, 0);
     return result;
 }
 

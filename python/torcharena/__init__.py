@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .batches.batch_sizes import BatchSize
     from .batches.batches import find_batch_size
     from .integrations.figures import tqdm_postfix
+    from .integrations.lending import cupy_allocator, rmm_resource
     from .rehearsal.api import is_rehearsal, rehearse
     from .reports.lines import stacks
     from .reports.notebook import Watch, watch
@@ -50,6 +51,7 @@ __all__ = [
     "Watch",
     "__version__",
     "auto_offload",
+    "cupy_allocator",
     "device_memory",
     "empty_cache",
     "enable",
@@ -72,6 +74,7 @@ __all__ = [
     "region",
     "rehearse",
     "report",
+    "rmm_resource",
     "set_limit",
     "sleep",
     "snapshot",
@@ -93,6 +96,7 @@ _LATE = {
     "Watch": "reports.notebook",
     "auto_offload": "spill.auto_offloading",
     "AutoOffload": "spill.auto_offloading",
+    "cupy_allocator": "integrations.lending",
     "find_batch_size": "batches.batches",
     "free_exceptions": "reports.out_of_memory",
     "held_by_exceptions": "reports.out_of_memory",
@@ -103,6 +107,7 @@ _LATE = {
     "onload_optimizer": "spill.offload_optimizers",
     "rehearse": "rehearsal.api",
     "report": "reports.reporting",
+    "rmm_resource": "integrations.lending",
     "snapshot": "reports.snapshots",
     "stacks": "reports.lines",
     "timeline": "reports.timelines",

@@ -169,10 +169,14 @@ TEST(a_promise_is_this_threads)
     open_pool(&w);
     CHECK_EQ(world_alloc(&w, &a, 2 * MiB, 0, w.stream[0][1]), TA_OK);
     close_pool(&w);
-    ta_pool_promise(w.allocator, 0, a.at);
+    ta_pool_promise(w.allocator, 0, a.at, 2 * MiB);
+    CHECK_EQ(world_alloc(&w, &c, MiB, 0, w.stream[0][1]), TA_OK); /* of another size */
+    CHECK(c.at != a.at);
+    CHECK_EQ(ta_free(w.allocator, c.at), TA_OK);
     CHECK_EQ(world_alloc(&w, &b, 2 * MiB, 0, w.stream[0][1]), TA_OK);
-    ta_pool_promise(w.allocator, 0, NULL);
     CHECK(b.at == a.at);
+    ta_pool_promise(w.allocator, 0, a.at, 2 * MiB); /* taken back */
+    ta_pool_promise(w.allocator, 0, NULL, 0);
     CHECK_EQ(world_alloc(&w, &c, 2 * MiB, 0, w.stream[0][1]), TA_OK);
     CHECK(c.at != a.at);
     CHECK_EQ(world_stats(&w, 0).allocations[TA_POOL_ALL].current, 2);
