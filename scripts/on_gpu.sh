@@ -7,8 +7,9 @@
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), tracking (what `track` costs them), two (two GPUs: its tests and its table; needs two), truth (what
-# a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
+# loops, N runs of each), tracking (what `track` costs them), holes (what torch's plug-in
+# interface lacks: its tests and rows), two (two GPUs: its tests and its table; needs two), truth
+# (what a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
 # of all --again), bench (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
 # without ARGUMENTS: the core and the latencies, then the packing of the programs written for
 # it). Default: the first four. All of it ends within S seconds (550): a part gets
@@ -100,6 +101,14 @@ for name in ${parts//,/ }; do
         tests)
             tests tests 430 tests/gpu --deselect tests/gpu/test_two_gpus.py
             tail -n 12 "$folder/tests.log"
+            ;;
+        holes)
+            tests holes_tests 150 tests/gpu/test_holes.py
+            part holes_rows 200 "$python" -m tests.compat --seconds 190 --timeout 60 \
+                --out "$folder/holes.jsonl" compile_reduce_overhead compile_max_autotune \
+                graph_trees multiprocessing_queue mempool cupy_dlpack jax_dlpack \
+                cupy_allocator cupy_on_arena profiler_memory
+            cat "$folder/holes_rows.log"
             ;;
         latency)
             part latency 150 "$python" -m benchmarks latency --only floor,native,arena \

@@ -53,7 +53,7 @@ def test_graphs() -> None:
         "loader spawn",
         "forked",
         "spawned",
-            "oom_forward",
+        "oom_forward",
         "oom_backward",
         "oom_threads",
         "g7",

@@ -40,9 +40,7 @@ def compile_max_autotune() -> Iterator[torch.Tensor]:
     yield from _compiled("max-autotune")
 
 
-@row(
-    "torch.compile, reduce-overhead (CUDA graph trees)", exact=False, rehearsed=False
-)
+@row("torch.compile, reduce-overhead (CUDA graph trees)", exact=False, rehearsed=False)
 def compile_reduce_overhead() -> Iterator[torch.Tensor]:
     yield from _compiled("reduce-overhead")
 
