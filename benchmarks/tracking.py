@@ -1,15 +1,17 @@
-"""What `torcharena.track` costs: five training loops with it and without, step by step.
+"""What `torcharena.track` costs: five training loops with it and without.
 
     python -m benchmarks.tracking [--loops moe,bert_amp] [--seconds 16] [--within 145]
         [--out F.json]
 
-Each loop is a process of its own, under the arena. In it every length is trained three times:
-once to warm up, once with `track` (phases, categories and the timeline) and once with nothing
-counted at all, and who goes first takes turns: on, off, off, on. Such four steps are a unit; printed are the
-median of the units' ratios and what it stays below with 95 % probability, and the time that
-tracking itself took: in its hooks, measured in them, and in allocations, by the difference
-that it makes to one. The noise of the machine touches neither. Beginning and ending between
-steps are not counted.
+Each loop runs in two processes under the arena, alike to the seed: one calls `track` once,
+before its second step, as a user's program does (phases, categories and the timeline), the
+other never. Both are alive at once and take turns, ten steps each, so that a GPU that grows
+warm or a busy host is shared by both. The ten lengths of a turn are the same in every turn:
+the first two turns load and choose kernels and find the peak, and are not counted; then who
+goes first takes turns too. Printed are the median of the turns' ratios and what it stays below
+with 95 % probability; and the time that tracking itself took: in its hooks, measured in them,
+and in allocations, by the difference that it makes to one. The machine's noise touches
+neither.
 
 Runs on a GPU, or on the simulated one under ``torcharena rehearse -m benchmarks.tracking``,
 where only the second figure means anything."""
@@ -18,100 +20,61 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
+import itertools
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .comparing import paired_ratio, upper_bound
-from .contenders import environment
 from .loops import NAMES, save
 from .machine import machine
-from .program import RESULT
+from .turns import Failed, Player, close_all, serve
 
-WARM = 9  # steps before the first unit: kernels are loaded, the arena grows
-INSPECTED = 6  # steps at the end, whose hooks are timed
-ENOUGH = 4000  # steps that a generator is asked for
-LEAST = 3  # units
-BEGINNING = 15.0  # seconds that a loop's process is taken to need beside its measuring
-# Whether the timed steps of a unit are tracked; the first and the second have one length, the
-# third and the fourth another. Before each two comes one of their length that is not timed: the
-# first of a length loads and chooses kernels.
-UNIT = (True, False, False, True)
+TURN = 10  # steps; the loops evaluate at every tenth
+WARM = 2  # turns before those that count
+ENOUGH = 40000  # steps that a generator is asked for
+LEAST = 3  # turns that count
+BEGINNING = 25.0  # seconds that two processes are taken to need beside their measuring
 
 # --- in the child ------------------------------------------------------------------------
 
 
-def thrice(lengths: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    """Every length three times in a row."""
+def repeating(lengths: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """The first ten lengths over and over."""
 
     @functools.wraps(lengths)
     def repeated(count: int, *args: Any, **named: Any) -> list[int]:
-        found = lengths((count + 2) // 3, *args, **named)
-        return [one for length in found for one in (length,) * 3][:count]
+        found = lengths(TURN, *args, **named)
+        return list(itertools.islice(itertools.cycle(found), count))
 
     return repeated
 
 
 class Steps:
-    """A loop's steps one by one, tracked or not."""
+    """A loop's steps one by one."""
 
-    def __init__(self, loop: Callable[..., Iterator[float]]) -> None:
-        self.marks: list[str] = []
-        self._loop: Any = loop(self.marks.append, steps=ENOUGH)
-        self._tracked: tuple[Any, Any] | None = None
-        self.count = 0
+    def __init__(self, loop: Callable[..., Any]) -> None:
+        self._loop: Any = loop(lambda mark: None, steps=ENOUGH)
+        next(self._loop)  # makes the model
+        held = self._loop.gi_frame.f_locals
+        self._tracked = held["model"], held["optimizer"]
 
     def track(self) -> Any:
         """Tracks the loop's model and optimizer."""
         import torcharena
 
-        if self._tracked is None:  # looking keeps what the frame holds then, so once
-            held = self._loop.gi_frame.f_locals
-            self._tracked = held["model"], held["optimizer"]
         return torcharena.track(*self._tracked)
 
-    def step(self, tracked: bool) -> tuple[float, tuple[str, ...]]:
-        """Seconds of the next step, and the phases that it had."""
-        from torcharena import _core
-
-        tracking = self.track() if tracked else None
-        self.marks.clear()
-        begin = time.perf_counter()
-        next(self._loop)
-        took = time.perf_counter() - begin
-        self.count += 1
-        if tracking is not None:
-            tracking.stop()
-            _core.usage_unwatch()
-        return took, tuple(self.marks)
-
-    def close(self) -> None:
-        self._loop.close()
-
-
-def units(
-    steps: list[tuple[bool, float, tuple[str, ...]]],
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Seconds with and without, by unit, of (tracked, seconds, phases) of whole units. Where
-    one step of a pair had a phase that the other had not, an evaluation, the pair is left out."""
-    ours: list[list[float]] = []
-    theirs: list[list[float]] = []
-    for first in range(0, len(steps) - len(UNIT) + 1, len(UNIT)):
-        with_it: list[float] = []
-        without: list[float] = []
-        for at in (first, first + 2):
-            one, other = sorted(steps[at : at + 2], key=lambda step: not step[0])
-            if one[2] == other[2]:
-                with_it.append(one[1])
-                without.append(other[1])
-        if with_it:
-            ours.append(with_it)
-            theirs.append(without)
-    return ours, theirs
+    def turn(self) -> list[float]:
+        """Seconds of each of ten steps."""
+        took = []
+        for _ in range(TURN):
+            begin = time.perf_counter()
+            next(self._loop)
+            took.append(time.perf_counter() - begin)
+        return took
 
 
 def share(within: float | None, spent: list[tuple[float, float]], loops: int) -> float:
@@ -123,9 +86,9 @@ def share(within: float | None, spent: list[tuple[float, float]], loops: int) ->
     return max(1.0, (within - sum(whole for whole, _ in spent)) / loops - beside)
 
 
-def hooks_of(run: Callable[[], Any]) -> float:
-    """Seconds that ``run()``, which tracks, spends in what `track` hung into the loop; the
-    timers' own are in it."""
+def hooks_of(run: Callable[[Callable[[], float]], Any]) -> None:
+    """Runs ``run(spent)``, which tracks: ``spent()`` is the seconds until then in what `track`
+    hung into the loop; the timers' own are in it."""
     from torcharena.reports import phases, tracking
 
     spent = 0.0
@@ -160,11 +123,10 @@ def hooks_of(run: Callable[[], Any]) -> float:
     for kind, name, call in kept:
         setattr(kind, name, timed(call))
     try:
-        run()
+        run(lambda: spent)
     finally:
         for kind, name, call in kept:
             setattr(kind, name, call)
-    return spent
 
 
 def of_an_allocation(rounds: int = 60, calls: int = 1000) -> float:
@@ -195,8 +157,24 @@ def allocations() -> int:
     return sum(phase["allocs"] for phase in _core.usage_phases(0))
 
 
-def run_loop(name: str, seconds: float) -> dict[str, Any]:
-    """One loop in this process, for about so long; its figures."""
+def own_cost(steps: Steps) -> dict[str, float]:
+    """Of a step whose peak is not new: seconds in hooks, allocations, seconds of one."""
+    found: dict[str, float] = {}
+
+    def inspected(spent: Callable[[], float]) -> None:
+        with steps.track():
+            steps.turn()  # the peak, and all that is told then
+            before = allocations(), spent()
+            steps.turn()
+            found["allocations"] = (allocations() - before[0]) / TURN
+            found["hooks_seconds"] = (spent() - before[1]) / TURN
+
+    hooks_of(inspected)
+    return {**found, "allocation_seconds": of_an_allocation()}
+
+
+def play(name: str, tracked: bool) -> None:
+    """One loop in this process, for a parent that asks for turns."""
     import torcharena
 
     torcharena.enable()
@@ -204,70 +182,57 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
 
     from . import training
 
-    training.lengths = thrice(training.lengths)
+    training.lengths = repeating(training.lengths)
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: run on a GPU, or under `torcharena rehearse`")
     torch.manual_seed(0)
     steps = Steps(training.LOOPS[name])
-    steps.step(False)  # makes the model
-    while steps.count < WARM:
-        steps.step(steps.count % 2 == 0)
-    measured: list[tuple[bool, float, tuple[str, ...]]] = []
-    begin = time.perf_counter()
-    while len(measured) < LEAST * len(UNIT) or time.perf_counter() - begin < seconds:
-        for at, tracked in enumerate(UNIT):
-            if at % 2 == 0:
-                steps.step(False)
-            measured.append((tracked, *steps.step(tracked)))
-    counted = 0
+    tracking = [steps.track()] if tracked else []
 
-    def inspected() -> None:
-        nonlocal counted
-        with steps.track():
-            before = allocations()
-            for _ in range(INSPECTED):
-                steps.step(False)
-            counted = allocations() - before
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        if "own" not in asked:
+            return {"seconds": steps.turn()}
+        for one in tracking:
+            one.stop()
+        return own_cost(steps)
 
-    hooks = hooks_of(inspected)
-    steps.close()
-    each = of_an_allocation()
-    ours, theirs = units(measured)
-    return {
-        "loop": name,
-        "ours": ours,
-        "theirs": theirs,
-        "hooks_seconds": hooks / INSPECTED,
-        "allocations": counted / INSPECTED,
-        "allocation_seconds": each,
-        "machine": machine(),
-    }
+    serve({"machine": machine()}, answer)
 
 
 # --- in the parent -----------------------------------------------------------------------
 
 
-def run_child(name: str, seconds: float, timeout: float) -> dict[str, Any]:
-    """One loop in a process of its own: its figures, or ``error``."""
-    command = [sys.executable, "-m", "benchmarks.tracking", "--child", name]
-    command += ["--seconds", str(seconds)]
+def run_loop(name: str, seconds: float, timeout: float) -> dict[str, Any]:
+    """One loop, measured for about so long: its figures, or ``error``."""
+    until = time.monotonic() + timeout
+
+    def left() -> float:
+        return max(1.0, until - time.monotonic())
+
+    players = [
+        Player("arena", "benchmarks.tracking", ["--child", name, *more], label)
+        for label, more in ((f"{name}, tracked", ["--track"]), (name, []))
+    ]
+    tracked, plain = players
+    took: dict[Player, list[list[float]]] = {tracked: [], plain: []}
     try:
-        done = subprocess.run(
-            command,
-            env=environment("arena"),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"loop": name, "error": f"over {timeout} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return dict(json.loads(line[len(RESULT) :]))
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-    why = last[0] if last else f"exit code {done.returncode}"
-    return {"loop": name, "error": why, "stderr": done.stderr[-4000:]}
+        where = tracked.hello(left())["machine"]
+        plain.hello(left())
+        begin = time.monotonic()
+        for turn in itertools.count():
+            if turn == WARM:
+                begin = time.monotonic()
+            if turn >= WARM + LEAST and time.monotonic() - begin >= seconds:
+                break
+            for player in players if turn % 2 else players[::-1]:
+                took[player].append(player.ask(left())["seconds"])
+        own = tracked.ask(left(), own=True)
+    except Failed as error:
+        return {"loop": name, "error": str(error)}
+    finally:
+        close_all(players)
+    ours, theirs = took[tracked][WARM:], took[plain][WARM:]
+    return {"loop": name, "ours": ours, "theirs": theirs, **own, "machine": where}
 
 
 def compare(run: dict[str, Any]) -> dict[str, Any]:
@@ -278,7 +243,7 @@ def compare(run: dict[str, Any]) -> dict[str, Any]:
     own = run["hooks_seconds"] + run["allocations"] * run["allocation_seconds"]
     return {
         "loop": run["loop"],
-        "units": len(run["ours"]),
+        "turns": len(run["ours"]),
         "step_ms": 1e3 * step,
         "time_ratio": paired_ratio(run["ours"], run["theirs"]),
         "time_ratio_bound95": upper_bound(run["ours"], run["theirs"]),
@@ -292,7 +257,7 @@ def compare(run: dict[str, Any]) -> dict[str, Any]:
 def table(loops: list[dict[str, Any]]) -> str:
     """For people. A row a loop."""
     head = (
-        f"{'loop':<20} {'units':>5} {'step ms':>8} {'on/off':>7} {'95 %':>6} "
+        f"{'loop':<20} {'turns':>5} {'step ms':>8} {'on/off':>7} {'95 %':>6} "
         f"{'hooks ms':>8} {'allocations':>11} {'ns each':>7} {'own':>7}"
     )
     lines = [head, "-" * len(head)]
@@ -301,13 +266,13 @@ def table(loops: list[dict[str, Any]]) -> str:
             lines.append(f"{row['loop']:<20} failed: {row['error'][:80]}")
             continue
         lines.append(
-            f"{row['loop']:<20} {row['units']:5} {row['step_ms']:8.1f} "
+            f"{row['loop']:<20} {row['turns']:5} {row['step_ms']:8.1f} "
             f"{row['time_ratio']:7.4f} {row['time_ratio_bound95']:6.3f} "
             f"{row['hooks_ms']:8.3f} {row['allocations']:11.0f} "
             f"{row['allocation_ns']:7.0f} {row['own_ratio']:7.4f}"
         )
     lines.append(
-        "on/off: step time with track over without, median of the units, and its upper 95 % "
+        "on/off: step time with track over without, median of the turns, and its upper 95 % "
         "bound; hooks\nms: a step's time in track's hooks; ns each: what counting adds to an "
         "allocation and its release;\nown: 1 + (hooks + allocations x ns each) over the step"
     )
@@ -327,10 +292,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--within", type=float, help="seconds for everything: loops are measured for less"
     )
     parser.add_argument(
-        "--timeout", type=float, default=120, help="seconds that a loop may take in all"
+        "--timeout", type=float, default=180, help="seconds that a loop may take in all"
     )
     parser.add_argument("--out", help="file for all figures, as JSON")
     parser.add_argument("--child", metavar="LOOP", help=argparse.SUPPRESS)
+    parser.add_argument("--track", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.loops = options.loops.split(",")
     for name in options.loops:
@@ -343,9 +309,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 where a run failed."""
     options = parse(arguments)
     if options.child:
-        result = run_loop(options.child, options.seconds)
-        print(RESULT + json.dumps(result), flush=True)
-        return 0
+        play(options.child, options.track)
     loops: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     spent: list[tuple[float, float]] = []
@@ -353,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
         left = share(options.within, spent, len(options.loops) - number)
         seconds = min(options.seconds, left)
         begin = time.perf_counter()
-        runs.append(run_child(name, seconds, options.timeout))
+        runs.append(run_loop(name, seconds, options.timeout))
         spent.append((time.perf_counter() - begin, seconds))
         loops.append(compare(runs[-1]))
         said = loops[-1].get("error") or f"{loops[-1]['time_ratio']:.4f}"

@@ -7,10 +7,12 @@
 #
 # FOLDER gets, for each part, PART.log and PART.json (tests: a JUnit file), and summary.txt.
 # A part: tests (tests/gpu), latency, fixed (loops of fixed shapes), loops (the five training
-# loops, N runs of each), tracking (what `track` costs them), holes (what torch's plug-in
-# interface lacks: its tests and rows), two (two GPUs: its tests and its table; needs two), truth
-# (what a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
-# of all --again), bench (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
+# loops, N runs of each), tracking (what `track` costs them), spill_rates (what sleeps, wakes and
+# changes places at a mark, over pinned copies), holes (what torch's plug-in interface lacks: its
+# tests and rows), two (two GPUs: its tests and its table; needs two), truth (what
+# a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
+# of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
+# (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
 # without ARGUMENTS: the core and the latencies, then the packing of the programs written for
 # it). Default: the first four. All of it ends within S seconds (550): a part gets
 # at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
@@ -19,6 +21,7 @@
 #   scripts/on_gpu.sh FOLDER --parts two
 #   scripts/on_gpu.sh FOLDER --parts truth
 #   python -m benchmarks.truths --merge FOLDER/truth.jsonl      (anywhere, afterwards)
+#   scripts/on_gpu.sh FOLDER --parts notebooks     (then copy FOLDER/notebooks over notebooks)
 #   scripts/on_gpu.sh FOLDER --parts bench
 #   scripts/on_gpu.sh FOLDER --parts bench --bench 'caps --programs moe' --have bench.json
 set -uo pipefail
@@ -115,6 +118,15 @@ for name in ${parts//,/ }; do
                 --cases size --seconds 90 --out "$folder/latency.json"
             cat "$folder/latency.log"
             ;;
+        notebooks)
+            mkdir -p "$folder/notebooks"
+            for path in notebooks/*.ipynb; do
+                page=$folder/notebooks/$(basename "$path")
+                cp "$path" "$page"
+                part "$(basename "$path" .ipynb)" 200 "$python" -W ignore \
+                    scripts/notebooks.py "$page" --write
+            done
+            ;;
         bench)
             [[ -z $have ]] || cp "$have" "$folder/bench.json"
             measure=("$python" -m benchmarks --out "$folder/bench.json")
@@ -129,6 +141,10 @@ for name in ${parts//,/ }; do
             fi
             cat "$folder"/bench*.log
             ;;
+        spill_rates)
+            part spill_rates 240 "$python" -m benchmarks.spill_rates
+            cat "$folder/spill_rates.log"
+            ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \
                 --out "$folder/fixed.json"
@@ -140,7 +156,7 @@ for name in ${parts//,/ }; do
             tail -n 20 "$folder/loops.log"
             ;;
         tracking)
-            part tracking 150 "$python" -m benchmarks.tracking --within 140 --timeout 60 \
+            part tracking 240 "$python" -m benchmarks.tracking --within 230 --timeout 90 \
                 ${loops:+--loops "$loops"} --out "$folder/tracking.json"
             tail -n 20 "$folder/tracking.log"
             ;;

@@ -24,8 +24,11 @@ static void count_addresses(ta_device *d, uint64_t bytes, bool up)
  * the structure is kept for the next pool. */
 static void retire_arena(ta_device *d, ta_arena *a)
 {
+    ta_lock_take(&d->leveling);
     *(a->prev ? &a->prev->next : &d->arenas) = a->next;
     if (a->next) a->next->prev = a->prev;
+    ta_count_gone(a);
+    ta_lock_drop(&d->leveling);
     a->prev = NULL;
     a->next = d->spare_arenas;
     d->spare_arenas = a;
@@ -36,7 +39,7 @@ void ta_addresses_trim(ta_device *d)
     for (ta_arena *a = d->arenas, *after; a; a = after) {
         after = a->next;
         if (a->moving) continue; /* what moves is looked at by chunk */
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         for (ta_chunk *c = a->chunks, *next; c; c = next) {
             next = c->next;
             if (!ta_chunk_empty(c)) continue;
@@ -52,7 +55,7 @@ void ta_addresses_trim(ta_device *d)
         }
         if (!a->chunks) a->next_chunk_bytes = 0;
         bool over = a->orphan && !a->chunks;
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
         if (over) retire_arena(d, a);
     }
 }
@@ -79,10 +82,10 @@ ta_status ta_addresses_add(ta_device *d, ta_arena *arena, uint64_t bytes)
         c = ta_chunk_create(d, addr, size, arena->page_bytes);
     else
         status = TA_UNSUPPORTED;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     bool stocked = c && ta_arena_stock(arena);
     if (stocked) ta_arena_add_chunk(arena, c, 0);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (!stocked) {
         if (c) ta_chunk_retire(d, c);
         ta_call_unreserve(d, addr, size);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "arena.h"
+#include "bins.h"
 #include "block.h"
 #include "chunk.h"
 #include "count.h"
@@ -22,28 +23,70 @@
 #include "table.h"
 #include "tier.h"
 
-static void *begin(ta_arena *arena, ta_block *b, size_t size)
+static inline void *begin(ta_arena *arena, ta_block *b, size_t size)
 {
     ta_block_begin(arena, b, size);
     return (void *)(uintptr_t)b->addr;
 }
 
-static bool stocked(ta_arena *arena)
+static inline bool stocked(ta_arena *arena)
 {
     return ta_arena_stock(arena) && ta_table_reserve(&arena->table);
 }
 
+/* The hole that best fits, and where in it, if all its pages are there; else NULL. */
+static inline ta_hole *mapped_hole(ta_arena *arena, uint64_t bytes, uint64_t *addr)
+{
+    if (arena->asleep || !stocked(arena)) return NULL;
+    ta_hole *hole = ta_bins_fit(&arena->bins, bytes);
+    if (!hole) return NULL;
+    *addr = hole->addr;
+    if (!hole->unmapped) return hole;
+    const ta_place place = ta_arena_best(arena, bytes);
+    *addr = place.addr;
+    return place.need ? NULL : place.hole;
+}
+
+/* The same as alloc_mapped where a peak of the device may rise. */
+__attribute__((noinline)) static bool alloc_higher(ta_arena *arena, uint64_t bytes,
+                                                   size_t size, void **ptr)
+{
+    uint64_t addr = 0;
+    ta_count_lock(arena);
+    ta_hole *hole = mapped_hole(arena, bytes, &addr);
+    if (hole) {
+        ta_count_admit(arena, bytes, size);
+        *ptr = begin(arena, ta_arena_take(arena, hole, addr, bytes), size);
+    }
+    ta_count_unlock(arena);
+    return hole != NULL;
+}
+
 /* A block in memory that is mapped already; false: there is no room in it. */
+__attribute__((always_inline)) static inline bool fast(ta_arena *arena, uint64_t bytes,
+                                                       size_t size, void **ptr)
+{
+    bool found = true;
+    ta_quick_take(&arena->lock, TA_RANK_ARENA);
+    const bool room = ta_count_room(arena, bytes, size);
+    if (arena->warm && arena->warm->size == bytes && room) {
+        *ptr = (void *)(uintptr_t)arena->warm->addr;
+        ta_block_again(arena, size);
+    } else {
+        uint64_t addr = 0;
+        if (arena->warm) ta_block_cool(arena);
+        ta_hole *hole = mapped_hole(arena, bytes, &addr);
+        found = hole != NULL;
+        if (found && room)
+            *ptr = begin(arena, ta_arena_take(arena, hole, addr, bytes), size);
+    }
+    ta_quick_drop(&arena->lock, TA_RANK_ARENA);
+    return found && !room ? alloc_higher(arena, bytes, size, ptr) : found;
+}
+
 static bool alloc_mapped(ta_arena *arena, uint64_t bytes, size_t size, void **ptr)
 {
-    ta_lock_take(&arena->lock);
-    ta_place place = {0};
-    if (!arena->asleep && stocked(arena)) place = ta_arena_best(arena, bytes);
-    bool found = place.hole && !place.need;
-    if (found)
-        *ptr = begin(arena, ta_arena_take(arena, place.hole, place.addr, bytes), size);
-    ta_lock_drop(&arena->lock);
-    return found;
+    return fast(arena, bytes, size, ptr);
 }
 
 /* The place with the pages at its edges whole, where they are missing: nobody else may get
@@ -75,44 +118,46 @@ static ta_status attempt_once(ta_device *d, ta_arena *arena, uint64_t bytes, siz
                                                          : way == PLANNED ? ta_tier_place
                                                                           : ta_arena_best;
     ta_status status = TA_OK;
-    ta_lock_take(&arena->lock);
+    ta_count_lock(arena);
     if (arena->asleep) {
-        ta_lock_drop(&arena->lock);
+        ta_count_unlock(arena);
         return TA_ASLEEP;
     }
     ta_place place = find(arena, bytes);
     if (!place.hole) {
-        ta_lock_drop(&arena->lock);
+        ta_count_unlock(arena);
         status = d->plain ? ta_plain_add(d, arena, bytes, lack)
                           : ta_addresses_add(d, arena, bytes);
-        ta_lock_take(&arena->lock);
+        ta_count_lock(arena);
         if (!status)
             place = find(arena, bytes); /* others may have taken from it meanwhile */
     }
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status && !place.hole) status = TA_OUT_OF_MEMORY;
     ta_block *held = NULL;
-    if (!status && !place.need)
+    if (!status && !place.need) {
+        ta_count_admit(arena, bytes, size);
         *ptr = begin(arena, ta_arena_take(arena, place.hole, place.addr, bytes), size);
-    else if (!status)
+    } else if (!status)
         held = hold(arena, place, bytes);
-    ta_lock_drop(&arena->lock);
+    ta_count_unlock(arena);
     if (!held) return status;
 
     status = way >= HOST ? ta_pages_bring_host(d, arena, held)
                          : ta_pages_bring(d, arena, held, place.need, lack);
-    ta_lock_take(&arena->lock);
+    ta_count_lock(arena);
     if (!status && arena->asleep) status = TA_ASLEEP;
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
     if (!status) {
         ta_arena_cut(arena, held, place.addr, bytes);
+        ta_count_admit(arena, bytes, size);
         *ptr = begin(arena, held, size);
     } else if (held->broken) {
         held->pending_next = arena->broken;
         arena->broken = held;
     } else
         ta_arena_give(arena, held, arena->last_freed);
-    ta_lock_drop(&arena->lock);
+    ta_count_unlock(arena);
     return status;
 }
 
@@ -139,6 +184,7 @@ static ta_status put_on_host(ta_device *d, ta_arena *arena, uint64_t bytes, size
     d->stats.spill_allocs++;
     d->stats.spill_bytes += bytes;
     ta_spin_drop(&d->counting);
+    ta_share_say_spilled(d);
     return TA_OK;
 }
 
@@ -205,7 +251,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     if (status) {
         const ta_lack all = {.bytes = bytes < size ? size : bytes};
         if (oom && !oom->status) ta_oom_fill(d, stream, size, &all, status, oom);
-        if (ta_observed(d->allocator))
+        if (ta_observed(d->allocator, TA_EVENT_OOM))
             ta_tell(d->allocator, &(ta_event_info){.kind = TA_EVENT_OOM,
                                                    .device = d->ordinal,
                                                    .stream = stream,
@@ -216,8 +262,10 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     return status;
 }
 
-ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, void **ptr,
-                   ta_oom *oom)
+/* Whatever is not a plain request for mapped memory. */
+__attribute__((noinline)) static ta_status alloc_other(ta_allocator *a, size_t size,
+                                                       int device, ta_stream stream,
+                                                       void **ptr, ta_oom *oom)
 {
     ta_device *d;
     ta_status status = TA_OK;
@@ -252,17 +300,42 @@ ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, v
     return alloc_locked(d, arena, state, pool, region, planned, size, stream, ptr, oom);
 }
 
-/* The arena of an address, its lock taken; NULL: none of ours. */
+static void unlock(ta_arena *arena) { ta_quick_drop(&arena->lock, TA_RANK_ARENA); }
+
+/* True once the device was used, where nothing is told of but what its arenas hold: no fork, no
+ * open pool, no region, no plan, no lowered cap. */
+static inline bool is_plain(const ta_allocator *a, const ta_device *d)
+{
+    return d && atomic_load_explicit(a->alive, memory_order_relaxed) != 0 &&
+           atomic_load_explicit(&d->open_count, memory_order_acquire) == 0 &&
+           atomic_load_explicit(&a->entered, memory_order_relaxed) == 0 &&
+           !atomic_load_explicit(&d->planned, memory_order_relaxed) &&
+           !atomic_load_explicit(&d->over, memory_order_relaxed);
+}
+
+ta_status ta_alloc(ta_allocator *a, size_t size, int device, ta_stream stream, void **ptr,
+                   ta_oom *oom)
+{
+    const ta_device *d = ta_device_if_used(a, device);
+    if (__builtin_expect(is_plain(a, d) && size - 1 < d->total, 1)) {
+        ta_arena *arena =
+            ta_arena_find(d, ta_stream_key(stream), size <= TA_SMALL_MAX, NULL);
+        if (arena && fast(arena, ta_round_up(size, TA_GRANULE), size, ptr)) return TA_OK;
+    }
+    return alloc_other(a, size, device, stream, ptr, oom);
+}
+
+/* The arena of an address, its lock taken as a request takes it; NULL: none of ours. */
 static ta_arena *lock_arena_of(ta_allocator *a, uint64_t addr)
 {
     ta_chunk *c = ta_lookup(a, addr);
     ta_arena *arena = c ? atomic_load_explicit(&c->arena, memory_order_acquire) : NULL;
     if (!arena) return NULL;
-    ta_lock_take(&arena->lock);
+    ta_quick_take(&arena->lock, TA_RANK_ARENA);
     if (atomic_load_explicit(&c->arena, memory_order_relaxed) == arena &&
         addr - c->addr < c->size)
         return arena;
-    ta_lock_drop(&arena->lock);
+    unlock(arena);
     return NULL;
 }
 
@@ -281,15 +354,16 @@ static void free_recorded(ta_device *d, ta_arena *arena, ta_block *b, bool exist
         u->tick = atomic_load(&d->tick);
         ta_stream_mark_free(d, u->stream, u->tick, entered);
     }
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     b->state = TA_LIVE;
     ta_block_end(arena, b, tick);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     ta_lock_drop(&d->pages);
     if (entered) ta_leave(d, saved);
 }
 
-ta_status ta_free(ta_allocator *a, void *ptr)
+/* Whatever is not a plain free on a stream that lasts. */
+__attribute__((noinline)) static ta_status free_other(ta_allocator *a, void *ptr)
 {
     if (!ptr) return TA_OK;
     if (ta_forked(a)) return TA_FORKED;
@@ -299,7 +373,7 @@ ta_status ta_free(ta_allocator *a, void *ptr)
         !arena->stream->lasts) { /* asked with no lock held, then looked up again */
         ta_device *device = arena->device;
         ta_stream stream = arena->stream->handle;
-        ta_lock_drop(&arena->lock);
+        unlock(arena);
         exists = ta_stream_exists(device, stream);
         arena = lock_arena_of(a, (uintptr_t)ptr);
         exists = exists && arena && arena->stream->handle == stream;
@@ -316,9 +390,35 @@ ta_status ta_free(ta_allocator *a, void *ptr)
         b->state = TA_HELD; /* nobody else may free it meanwhile */
     else if (ours)
         ta_block_end(arena, b, atomic_load_explicit(&d->tick, memory_order_relaxed));
-    ta_lock_drop(&arena->lock);
+    unlock(arena);
     if (record) free_recorded(d, arena, b, exists);
     return ours ? TA_OK : TA_INVALID;
+}
+
+ta_status ta_free(ta_allocator *a, void *ptr)
+{
+    const uint64_t addr = (uintptr_t)ptr, slot = addr >> TA_LOOKUP_SHIFT;
+    ta_chunk *c = slot < TA_LOOKUP_SLOTS
+                      ? atomic_load_explicit(&a->lookup[slot], memory_order_acquire)
+                      : NULL;
+    ta_arena *arena = c ? atomic_load_explicit(&c->arena, memory_order_acquire) : NULL;
+    if (!arena || atomic_load_explicit(a->alive, memory_order_relaxed) == 0)
+        return free_other(a, ptr);
+    ta_quick_take(&arena->lock, TA_RANK_ARENA);
+    ta_block *b = NULL;
+    if (atomic_load_explicit(&c->arena, memory_order_relaxed) == arena &&
+        arena->stream->lasts)
+        b = ta_table_find(&arena->table, addr);
+    const bool plain = b && b->state == TA_LIVE && !b->uses;
+    if (__builtin_expect(plain, 1)) {
+        /* Told before the tick is read: what others queue after an event of ours then comes
+         * after the FREE. */
+        ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
+        ta_block_end(arena, b,
+                     atomic_load_explicit(&arena->device->tick, memory_order_relaxed));
+    }
+    unlock(arena);
+    return plain ? TA_OK : free_other(a, ptr);
 }
 
 /* The live block that holds `addr`. */
@@ -339,7 +439,7 @@ ta_status ta_record_stream(ta_allocator *a, void *ptr, ta_stream stream)
     if (!arena) return ptr ? TA_INVALID : TA_OK;
     ta_device *d = arena->device;
     bool same = arena->stream->key == ta_stream_key(stream);
-    ta_lock_drop(&arena->lock);
+    unlock(arena);
     if (same) return TA_OK;
     ta_stream_state *state = ta_stream_meet(d, stream);
     ta_use *use = state ? calloc(1, sizeof *use) : NULL;
@@ -347,7 +447,7 @@ ta_status ta_record_stream(ta_allocator *a, void *ptr, ta_stream stream)
     use->stream = state;
     ta_status status = TA_INVALID;
     ta_lock_take(&d->pages);
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     ta_block *b = holder(arena, (uintptr_t)ptr);
     if (b) {
         ta_use **at = &b->uses;
@@ -359,7 +459,7 @@ ta_status ta_record_stream(ta_allocator *a, void *ptr, ta_stream stream)
         }
         status = TA_OK;
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     ta_lock_drop(&d->pages);
     free(use);
     return status;
@@ -377,6 +477,22 @@ ta_status ta_base_address(ta_allocator *a, const void *ptr, void **base, size_t 
         *base = (void *)(uintptr_t)b->addr;
         *size = (size_t)b->size;
     }
-    ta_lock_drop(&arena->lock);
+    unlock(arena);
     return b ? TA_OK : TA_INVALID;
+}
+
+ta_status ta_block_where(ta_allocator *a, const void *ptr, ta_block_place *place)
+{
+    *place = (ta_block_place){0};
+    if (ta_forked(a)) return TA_FORKED;
+    ta_arena *arena = lock_arena_of(a, (uintptr_t)ptr);
+    if (!arena) return TA_INVALID;
+    const ta_block *b = ta_table_find(&arena->table, (uintptr_t)ptr);
+    const bool live = b && b->state == TA_LIVE;
+    if (live)
+        *place = (ta_block_place){.device = arena->device->ordinal,
+                                  .region = arena->region ? arena->region->id : 0,
+                                  .size = b->size};
+    unlock(arena);
+    return live ? TA_OK : TA_INVALID;
 }

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "alive.h"
 #include "device.h"
 #include "epoch.h"
 #include "pages.h"
@@ -40,20 +41,6 @@ const char *ta_status_text(ta_status status)
     return "unknown status";
 }
 
-/* The kernel wipes the page in a child, however it was forked, with no handler of ours. */
-static _Atomic unsigned char *make_alive(void)
-{
-    size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    _Atomic unsigned char *page =
-        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) return NULL;
-    if (madvise(page, size, MADV_WIPEONFORK)) {
-        munmap(page, size);
-        return NULL;
-    }
-    return page;
-}
-
 bool ta_is_forked(const ta_allocator *a) { return ta_forked(a); }
 
 ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
@@ -61,18 +48,19 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
 {
     *allocator = NULL;
     if (!driver) return TA_INVALID;
-    ta_allocator *a = calloc(1, sizeof *a);
+    ta_allocator *a = aligned_alloc(TA_LINE, sizeof *a);
     if (!a) return TA_NO_HOST_MEMORY;
+    memset(a, 0, sizeof *a);
     a->driver = driver;
     if (config) a->config = *config;
     size_t bytes =
         TA_LOOKUP_SLOTS * sizeof *a->lookup; /* touched only where chunks are */
     void *lookup = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    a->alive = make_alive();
+    a->alive = ta_alive_make();
     if (lookup == MAP_FAILED || !a->alive) {
         if (lookup != MAP_FAILED) munmap(lookup, bytes);
-        if (a->alive) munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+        ta_alive_end(a->alive);
         free(a);
         return TA_NO_HOST_MEMORY;
     }
@@ -84,6 +72,7 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
         d->allocator = a;
         d->ordinal = i;
         ta_lock_init(&d->pages, TA_RANK_PAGES);
+        ta_lock_init(&d->leveling, TA_RANK_LEVELING);
         ta_lock_init(&d->host.lock, TA_RANK_LOOKUP);
         pthread_condattr_t attributes;
         pthread_condattr_init(&attributes);
@@ -117,6 +106,7 @@ static void destroy_device(ta_device *d)
     ta_arena_map_destroy(d);
     pthread_cond_destroy(&d->pool_idle);
     ta_lock_destroy(&d->pages);
+    ta_lock_destroy(&d->leveling);
     ta_lock_destroy(&d->host.lock);
 }
 
@@ -128,7 +118,7 @@ void ta_allocator_destroy(ta_allocator *a)
     ta_lock_destroy(&a->plain_lock);
     free(a->plain);
     munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
-    munmap((void *)a->alive, (size_t)sysconf(_SC_PAGESIZE));
+    ta_alive_end(a->alive);
     free(a);
 }
 

@@ -6,6 +6,7 @@
 #include "arena.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "calls.h"
 #include "check.h"
@@ -25,10 +26,11 @@ typedef struct ta_slab {
     ta_hole holes[128];
 } ta_slab;
 
-static bool add_slab(ta_arena *arena)
+bool ta_arena_restock(ta_arena *arena)
 {
-    ta_slab *slab = calloc(1, sizeof *slab);
+    ta_slab *slab = aligned_alloc(_Alignof(ta_slab), sizeof *slab);
     if (!slab) return false;
+    memset(slab, 0, sizeof *slab);
     slab->next = arena->slabs;
     arena->slabs = slab;
     for (size_t i = 0; i < sizeof slab->blocks / sizeof *slab->blocks; i++) {
@@ -43,18 +45,11 @@ static bool add_slab(ta_arena *arena)
     return true;
 }
 
-/* As many holes as blocks exist, and  holes <= blocks in use that are not free + chunks,
- * so with 4 + chunks spare blocks no operation, a free above all, lacks either. */
-bool ta_arena_stock(ta_arena *arena)
-{
-    return arena->spares >= 4 + arena->chunk_count || add_slab(arena);
-}
-
 /* A take in the middle of a hole cuts off two pieces, a free none. */
 bool ta_arena_stock_for(ta_arena *arena, size_t count)
 {
     while (arena->spares < 4 + arena->chunk_count + 2 * count)
-        if (!add_slab(arena)) return false;
+        if (!ta_arena_restock(arena)) return false;
     return true;
 }
 
@@ -63,7 +58,14 @@ static ta_block *new_block(ta_arena *arena, ta_chunk *chunk, uint64_t addr, uint
     ta_block *b = arena->spare_blocks;
     arena->spare_blocks = b->next;
     arena->spares--;
-    *b = (ta_block){.addr = addr, .size = size, .chunk = chunk};
+    b->addr = addr;
+    b->size = size;
+    b->chunk = chunk;
+    b->prev = b->next = NULL;
+    b->state = TA_FREE;
+    b->broken = b->listed = false;
+    b->uses = NULL;                                /* of what becomes live */
+    b->own_first = b->own_end = b->own_mapped = 0; /* of what becomes part of a hole */
     return b;
 }
 
@@ -233,15 +235,21 @@ ta_place ta_arena_thriftiest(const ta_arena *arena, uint64_t size)
     return best;
 }
 
+/* Of a hole that is in no bin, or of one that is and changes. */
 static void set_hole(ta_arena *arena, ta_hole *h, ta_block *first, ta_block *last,
-                     uint32_t unmapped)
+                     uint32_t unmapped, bool in_bin)
 {
-    h->addr = first->addr;
-    h->size = end_of(last) - first->addr;
+    const uint64_t addr = first->addr, size = end_of(last) - addr;
     h->first = first;
     h->last = last;
     h->unmapped = unmapped;
     first->hole = last->hole = h;
+    if (in_bin) {
+        ta_bins_move(&arena->bins, h, addr, size);
+        return;
+    }
+    h->addr = addr;
+    h->size = size;
     ta_bins_insert(&arena->bins, h);
 }
 
@@ -290,8 +298,41 @@ static ta_block *settle_right(ta_arena *arena, ta_block *edge, const ta_block *l
     return edge;
 }
 
+/* The front of a hole that is one block, or all of it, with pages under all that is taken: as
+ * the general way does it. */
+static inline ta_block *take_front(ta_arena *arena, ta_hole *hole, uint64_t size)
+{
+    ta_block *b = hole->first, *taken;
+    if (size == hole->size) {
+        ta_bins_remove(&arena->bins, hole);
+        drop_hole(arena, hole);
+        set_own_mapped(arena, b, 0);
+        b->state = TA_HELD;
+        b->uses = NULL;
+        return b;
+    }
+    taken = new_block(arena, b->chunk, b->addr, size);
+    taken->state = TA_HELD;
+    insert_before(b, taken);
+    b->addr += size;
+    b->size -= size;
+    const uint32_t low = ta_slot_above(b->chunk, b->addr);
+    if (b->own_first < low && !owns_none(b))
+        own_within(arena, b, low, UINT32_MAX, !hole->unmapped);
+    ta_bins_move(&arena->bins, hole, b->addr, b->size);
+    return taken;
+}
+
 ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t size)
 {
+    if (hole->first == hole->last && addr == hole->addr &&
+        (!hole->unmapped || !unmapped_in(hole->first->chunk, addr, addr + size))) {
+        ta_arena_verify(arena, "take");
+        arena->changes++;
+        ta_block *front = take_front(arena, hole, size);
+        ta_arena_verify(arena, "take, after");
+        return front;
+    }
     uint64_t end = addr + size, hole_end = hole->addr + hole->size;
     ta_block *first = hole->first, *last = hole->last, *b;
     ta_chunk *c = first->chunk;
@@ -302,6 +343,7 @@ ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t 
     uint32_t on_right = hole->unmapped - inside - on_left;
 
     ta_arena_verify(arena, "take");
+    arena->changes++;
     ta_bins_remove(&arena->bins, hole);
     ta_block *taken = new_block(arena, c, addr, size);
     taken->state = TA_HELD;
@@ -352,12 +394,12 @@ ta_block *ta_arena_take(ta_arena *arena, ta_hole *hole, uint64_t addr, uint64_t 
         if (end_of(right) == hole_end) last = right;
     }
     if (has_left && has_right) {
-        set_hole(arena, hole, first, left, on_left);
-        set_hole(arena, new_hole(arena), right, last, on_right);
+        set_hole(arena, hole, first, left, on_left, false);
+        set_hole(arena, new_hole(arena), right, last, on_right, false);
     } else if (has_left)
-        set_hole(arena, hole, first, left, on_left);
+        set_hole(arena, hole, first, left, on_left, false);
     else if (has_right)
-        set_hole(arena, hole, right, last, on_right);
+        set_hole(arena, hole, right, last, on_right, false);
     else
         drop_hole(arena, hole);
     ta_arena_verify(arena, "take, after");
@@ -369,6 +411,7 @@ void ta_arena_give(ta_arena *arena, ta_block *block, uint64_t tick)
 {
     ta_chunk *c = block->chunk;
     ta_block *prev = block->prev, *next = block->next;
+    arena->changes++;
     if (prev && prev->state != TA_FREE) prev = NULL;
     if (next && next->state != TA_FREE) next = NULL;
     ta_hole *left = prev ? prev->hole : NULL, *right = next ? next->hole : NULL;
@@ -394,14 +437,9 @@ void ta_arena_give(ta_arena *arena, ta_block *block, uint64_t tick)
     if (block->own_mapped) list_newest(arena, block);
 
     ta_block *first = left ? left->first : block, *last = right ? right->last : block;
-    if (left) {
-        unmapped += left->unmapped;
-        ta_bins_remove(&arena->bins, left);
-    }
-    if (right) {
-        unmapped += right->unmapped;
-        ta_bins_remove(&arena->bins, right);
-    }
+    if (left) unmapped += left->unmapped;
+    if (right) unmapped += right->unmapped;
+    if (left && right) ta_bins_remove(&arena->bins, right);
     if (prev && (owns_none(prev) || owns_none(block))) {
         bool was_first = first == prev;
         block = join(arena, prev, block);
@@ -415,7 +453,11 @@ void ta_arena_give(ta_arena *arena, ta_block *block, uint64_t tick)
         if (was_last) last = block;
     }
     if (left && right) drop_hole(arena, right);
-    set_hole(arena, left ? left : right ? right : new_hole(arena), first, last, unmapped);
+    set_hole(arena,
+             left    ? left
+             : right ? right
+                     : new_hole(arena),
+             first, last, unmapped, left || right);
     ta_arena_verify(arena, "give");
 }
 
@@ -485,7 +527,6 @@ void ta_arena_destroy(ta_arena *arena)
         free(slab);
     }
     ta_table_free(&arena->table);
-    ta_lock_destroy(&arena->lock);
 }
 
 /* --- idle pages ------------------------------------------------------------------------- */

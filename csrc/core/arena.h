@@ -5,8 +5,15 @@
 
 #include "types.h"
 
-/* Makes sure that the next take, cut or give needs no host memory; false: there is none. */
-bool ta_arena_stock(ta_arena *arena);
+bool ta_arena_restock(ta_arena *arena);
+/* Makes sure that the next take, cut or give needs no host memory; false: there is none. As
+ * many holes as blocks exist, and  holes <= blocks in use that are not free + chunks,  so with
+ * 4 + chunks spare blocks no operation, a free above all, lacks either. */
+static inline bool ta_arena_stock(ta_arena *arena)
+{
+    return __builtin_expect(arena->spares >= 4 + arena->chunk_count, 1) ||
+           ta_arena_restock(arena);
+}
 bool ta_arena_stock_for(ta_arena *arena, size_t count); /* the next `count` of them */
 /* Where a request of `size` bytes would go. */
 typedef struct ta_place {

@@ -38,11 +38,36 @@ static uint32_t next_random(ta_bins *bins)
     return bins->random = x;
 }
 
-void ta_bins_insert(ta_bins *bins, ta_hole *hole)
+/* It is all that its bin has. */
+static bool is_alone(const ta_hole *root, const ta_hole *hole)
 {
-    unsigned bin = bin_of(hole->size);
+    return root == hole && !hole->left && !hole->right;
+}
+
+static void set_bit(ta_bins *bins, unsigned bin)
+{
+    bins->words[bin / 64] |= (uint64_t)1 << bin % 64;
+    bins->top |= (uint64_t)1 << bin / 64;
+}
+
+static void clear_bit(ta_bins *bins, unsigned bin)
+{
+    bins->words[bin / 64] &= ~((uint64_t)1 << bin % 64);
+    if (!bins->words[bin / 64]) bins->top &= ~((uint64_t)1 << bin / 64);
+}
+
+static inline void insert(ta_bins *bins, ta_hole *hole, unsigned bin)
+{
     ta_hole **at = &bins->root[bin];
+    hole->bin = bin;
     hole->priority = next_random(bins);
+    bins->count++;
+    if (!*at) {
+        *at = hole;
+        hole->left = hole->right = NULL;
+        set_bit(bins, bin);
+        return;
+    }
     while (*at && (*at)->priority >= hole->priority)
         at = before(*at, hole->size, hole->addr) ? &(*at)->right : &(*at)->left;
     ta_hole *rest = *at, **left = &hole->left, **right = &hole->right;
@@ -58,15 +83,23 @@ void ta_bins_insert(ta_bins *bins, ta_hole *hole)
             rest = rest->left;
         }
     *left = *right = NULL;
-    bins->words[bin / 64] |= (uint64_t)1 << bin % 64;
-    bins->top |= (uint64_t)1 << bin / 64;
-    bins->count++;
+}
+
+void ta_bins_insert(ta_bins *bins, ta_hole *hole)
+{
+    insert(bins, hole, bin_of(hole->size));
 }
 
 void ta_bins_remove(ta_bins *bins, ta_hole *hole)
 {
-    unsigned bin = bin_of(hole->size);
+    const unsigned bin = hole->bin;
     ta_hole **at = &bins->root[bin];
+    bins->count--;
+    if (is_alone(*at, hole)) {
+        *at = NULL;
+        clear_bit(bins, bin);
+        return;
+    }
     while (*at != hole)
         at = before(*at, hole->size, hole->addr) ? &(*at)->right : &(*at)->left;
     ta_hole *left = hole->left, *right = hole->right;
@@ -81,11 +114,16 @@ void ta_bins_remove(ta_bins *bins, ta_hole *hole)
             right = right->left;
         }
     *at = left ? left : right;
-    if (!bins->root[bin]) {
-        bins->words[bin / 64] &= ~((uint64_t)1 << bin % 64);
-        if (!bins->words[bin / 64]) bins->top &= ~((uint64_t)1 << bin / 64);
-    }
-    bins->count--;
+}
+
+void ta_bins_move(ta_bins *bins, ta_hole *hole, uint64_t addr, uint64_t size)
+{
+    const unsigned bin = bin_of(size);
+    const bool stays = bin == hole->bin && is_alone(bins->root[bin], hole);
+    if (!stays) ta_bins_remove(bins, hole);
+    hole->addr = addr;
+    hole->size = size;
+    if (!stays) insert(bins, hole, bin);
 }
 
 static ta_hole *lowest_from(ta_hole *node, uint64_t size, uint64_t addr)
@@ -131,7 +169,7 @@ static bool check_tree(const ta_hole *node, unsigned bin, const ta_hole **last,
 {
     for (; node; node = node->right) {
         if (!check_tree(node->left, bin, last, count, text, capacity)) return false;
-        if (bin_of(node->size) != bin ||
+        if (bin_of(node->size) != bin || node->bin != bin ||
             (*last && !before(*last, node->size, node->addr))) {
             snprintf(text, capacity, "hole %#llx+%llu stands in bin %u after %#llx+%llu",
                      (unsigned long long)node->addr, (unsigned long long)node->size, bin,

@@ -1,39 +1,28 @@
-/* block.c - live, pending, free: counts, the table and observers change together here and
- * nowhere else. Called by alloc.c and epoch.c with the arena's lock held. */
+/* block.c - live, pending, free: counts, the table and observers change together here and in
+ * block.h, and nowhere else. Called by alloc.c and epoch.c with the arena's lock held. */
 #include "block.h"
 
 #include <stdlib.h>
 
 #include "arena.h"
-#include "count.h"
-#include "events.h"
-#include "table.h"
 
-void ta_block_begin(ta_arena *arena, ta_block *b, uint64_t requested)
+void ta_block_cool(ta_arena *arena)
 {
-    b->state = TA_LIVE;
-    b->requested = requested;
-    b->uses = NULL;
-    b->serial = ta_count_alloc(arena, b->size, requested);
-    ta_table_insert(&arena->table, b);
-    ta_emit(arena, TA_EVENT_ALLOC, b, arena->stream->handle);
+    ta_block *b = arena->warm;
+    arena->warm = NULL;
+    ta_table_remove(&arena->table, b);
+    ta_arena_give(arena, b, arena->warm_tick);
 }
 
-static void done(ta_arena *arena, ta_block *b, uint64_t tick)
+void ta_block_done(ta_arena *arena, ta_block *b, uint64_t tick)
 {
     ta_emit(arena, TA_EVENT_FREE_DONE, b, arena->stream->handle);
     ta_table_remove(&arena->table, b);
     ta_arena_give(arena, b, tick);
 }
 
-void ta_block_end(ta_arena *arena, ta_block *b, uint64_t tick)
+void ta_block_wait(ta_arena *arena, ta_block *b)
 {
-    if (arena->last_freed < tick) arena->last_freed = tick;
-    ta_count_free(arena, b, b->uses != NULL);
-    if (!b->uses) {
-        done(arena, b, tick);
-        return;
-    }
     b->state = TA_PENDING;
     b->pending_next = NULL;
     b->pending_prev = arena->pending_last;
@@ -55,5 +44,6 @@ void ta_block_settle(ta_arena *arena, ta_block *b)
 {
     ta_uses_free(b);
     ta_count_settled(arena, b->size);
-    done(arena, b, arena->last_freed); /* others on its pages may have gone after it */
+    ta_block_done(arena, b,
+                  arena->last_freed); /* others on its pages may have gone after it */
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "bins.h"
+#include "count.h"
 #include "chunk.h"
 #include "device.h"
 #include "gather.h"
@@ -163,7 +164,7 @@ bool ta_arena_check(const ta_arena *arena, char *text, size_t capacity)
     SAME("pending blocks", arena->counts.pending_blocks, sums.counts.pending_blocks);
     SAME("pending bytes", arena->counts.pending_bytes, sums.counts.pending_bytes);
     SAME("table", arena->table.count,
-         sums.counts.live_blocks + sums.counts.pending_blocks);
+         sums.counts.live_blocks + sums.counts.pending_blocks + (arena->warm != NULL));
     SAME("idle pages", arena->idle, sums.idle);
     SAME("spilled slots", arena->spilled, sums.spilled);
     SAME("holes", arena->bins.count, sums.holes);
@@ -214,14 +215,12 @@ void ta_rank_pop(ta_rank rank)
 /* --- the whole ---------------------------------------------------------------------- */
 /* Blocks come and go under their arena's lock alone, so the device's sums are compared only
  * where nothing did while the arenas were looked at one by one. */
-static uint64_t changes(ta_device *d)
+static uint64_t changes(ta_device *d, ta_stats *s)
 {
-    ta_spin_take(&d->counting);
-    const ta_gauge *blocks = &d->stats.allocations[TA_POOL_ALL];
-    const ta_gauge *active = &d->stats.active_blocks[TA_POOL_ALL];
-    uint64_t sum = blocks->increased + blocks->decreased + active->decreased;
-    ta_spin_drop(&d->counting);
-    return sum;
+    ta_count_stats(d, s);
+    const ta_gauge *blocks = &s->allocations[TA_POOL_ALL];
+    const ta_gauge *active = &s->active_blocks[TA_POOL_ALL];
+    return blocks->increased + blocks->decreased + active->decreased;
 }
 
 /* `pages` is held. */
@@ -247,24 +246,22 @@ static void add_tiers(ta_tiers *t, const ta_arena *a)
 
 static bool check_device(const ta_checker *k, ta_device *d)
 {
-    uint64_t before = changes(d);
+    ta_stats s;
+    const uint64_t before = changes(d, &s);
     ta_tiers tiers = {0};
     ta_counts sum = {0};
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         bool good = ta_arena_check(a, k->text, k->capacity);
         add_tiers(&tiers, a);
         sum.live_bytes += a->counts.live_bytes;
         sum.live_requested += a->counts.live_requested;
         sum.pending_bytes += a->counts.pending_bytes;
         sum.live_blocks += a->counts.live_blocks;
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
         if (!good) return false;
     }
-    ta_spin_take(&d->counting);
-    const ta_stats s = d->stats;
-    ta_spin_drop(&d->counting);
-    if (changes(d) == before) {
+    if (changes(d, &s) == before) {
         SAME("allocated", s.allocated[TA_POOL_ALL].current, sum.live_bytes);
         SAME("requested", s.requested[TA_POOL_ALL].current, sum.live_requested);
         SAME("pending", s.pending.current, sum.pending_bytes);
@@ -277,7 +274,8 @@ static bool check_device(const ta_checker *k, ta_device *d)
     SAME("reserved", s.reserved.current, tiers.bytes + ready);
     for (unsigned i = 0; i < TA_PAGE_SIZES; i++) tiers.pages += d->ready[i].count;
     SAME("pages", s.pages.current, tiers.pages);
-    if (changes(d) == before) {
+    ta_stats after;
+    if (changes(d, &after) == before) {
         SAME("spilled", s.spilled.current, tiers.spilled);
         SAME("dropped", s.dropped.current, tiers.dropped);
     }

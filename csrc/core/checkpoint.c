@@ -81,14 +81,14 @@ ta_status ta_pool_blocks(ta_allocator *a, int device, ta_pool_id id,
     ta_status status = p && p->users ? TA_BUSY : TA_OK;
     for (ta_arena *arena = p && !status ? d->arenas : NULL; arena; arena = arena->next) {
         if (atomic_load(&arena->pool) != p) continue;
-        ta_lock_take(&arena->lock);
+        ta_arena_lock(arena);
         for (const ta_chunk *c = arena->chunks; c; c = c->next)
             for (const ta_block *b = c->first; b; b = b->next) {
                 if (b->state != TA_LIVE) continue;
                 if (*count < capacity) blocks[*count] = told(arena, b);
                 ++*count;
             }
-        ta_lock_drop(&arena->lock);
+        ta_arena_unlock(arena);
     }
     ta_lock_drop(&d->pages);
     return status;
@@ -188,11 +188,11 @@ static ta_status judge(ta_device *d, const ta_pool *p, const wanted *w)
     for (ta_arena *arena = d->arenas; arena && !status; arena = arena->next) {
         if (atomic_load(&arena->pool) != p) continue;
         ta_pending_poll(d, arena);
-        ta_lock_take(&arena->lock);
+        ta_arena_lock(arena);
         if (!stocked_for(arena, w->count)) status = TA_NO_HOST_MEMORY;
         for (const ta_chunk *c = arena->chunks; c && !status; c = c->next)
             status = judge_chunk(c, w, &found);
-        ta_lock_drop(&arena->lock);
+        ta_arena_unlock(arena);
     }
     return !status && found != w->count ? TA_INVALID : status;
 }
@@ -210,6 +210,7 @@ static void free_others(ta_arena *arena, const wanted *w, uint64_t tick)
             while (next && next->state == TA_FREE) next = next->next;
             ta_emit(arena, TA_EVENT_FREE, b, arena->stream->handle);
             ta_block_end(arena, b, tick);
+            if (arena->warm) ta_block_cool(arena);
             b = next;
         }
 }
@@ -230,6 +231,7 @@ static void take_missing(ta_arena *arena, const wanted *w)
             while (b->addr + b->size <= at->addr) b = b->next;
             if (b->state != TA_FREE) continue; /* it stayed */
             b = ta_arena_take(arena, hole_at(b), at->addr, at->size);
+            ta_count_admit(arena, at->size, at->requested);
             ta_block_begin(arena, b, at->requested);
         }
     }
@@ -242,10 +244,12 @@ static void set(ta_device *d, const ta_pool *p, const wanted *w)
         if (atomic_load(&arena->pool) != p) continue;
         /* It is not named, for it may be gone: what is freed waits for the device. */
         if (!arena->stream->lasts) ta_stream_mark_free(d, arena->stream, tick, false);
-        ta_lock_take(&arena->lock);
+        ta_count_lock(arena);
+        arena->changes++;
+        if (arena->warm) ta_block_cool(arena);
         free_others(arena, w, tick);
         take_missing(arena, w);
-        ta_lock_drop(&arena->lock);
+        ta_count_unlock(arena);
     }
 }
 

@@ -53,7 +53,7 @@ void ta_chunk_retire(ta_device *device, ta_chunk *c)
     device->spare_chunks = c;
 }
 
-uint32_t ta_chunk_mapped(const ta_chunk *c, uint32_t low, uint32_t high)
+uint32_t ta_chunk_mapped_words(const ta_chunk *c, uint32_t low, uint32_t high)
 {
     uint32_t count = 0;
     while (low < high) {
@@ -63,7 +63,10 @@ uint32_t ta_chunk_mapped(const ta_chunk *c, uint32_t low, uint32_t high)
             word &= ((uint64_t)1 << (high - low)) - 1; /* fewer than 64 are left */
             end = high;
         }
-        count += (uint32_t)__builtin_popcountll(word);
+        const uint32_t all = end - low;
+        count += word == (~(uint64_t)0 >> (64 - all))
+                     ? all
+                     : (uint32_t)__builtin_popcountll(word);
         low = end;
     }
     return count;

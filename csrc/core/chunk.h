@@ -10,8 +10,18 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
                           uint64_t page_bytes);
 /* Keeps the structure as a spare: a stray free may still look at it. */
 void ta_chunk_retire(ta_device *device, ta_chunk *chunk);
+uint32_t ta_chunk_mapped_words(const ta_chunk *chunk, uint32_t low, uint32_t high);
 /* Mapped slots in [low, high). */
-uint32_t ta_chunk_mapped(const ta_chunk *chunk, uint32_t low, uint32_t high);
+static inline uint32_t ta_chunk_mapped(const ta_chunk *chunk, uint32_t low, uint32_t high)
+{
+    if (low >= high) return 0;
+    const uint32_t count = high - low;
+    if (low / 64 == (high - 1) / 64) { /* mostly all are */
+        const uint64_t all = ~(uint64_t)0 >> (64 - count);
+        if ((chunk->mapped[low / 64] >> low % 64 & all) == all) return count;
+    }
+    return ta_chunk_mapped_words(chunk, low, high);
+}
 void ta_chunk_set(ta_chunk *chunk, uint32_t slot, ta_handle page);
 ta_handle ta_chunk_clear(ta_chunk *chunk, uint32_t slot);
 static inline bool ta_chunk_has(const ta_chunk *chunk, uint32_t slot)

@@ -5,6 +5,7 @@
 #include "device.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "arena.h"
 #include "bins.h"
@@ -37,10 +38,10 @@ static ta_status grant(ta_device *d, int other)
     if (!known && !d->plain) { /* plain memory is torch's to share */
         d->access[d->access_count++] = other;
         for (ta_arena *a = d->arenas; a && !status; a = a->next) {
-            ta_lock_take(&a->lock);
+            ta_arena_lock(a);
             for (ta_chunk *c = a->chunks; c && !status; c = c->next)
                 status = grant_chunk(d, c);
-            ta_lock_drop(&a->lock);
+            ta_arena_unlock(a);
         }
         if (status) d->access_count--;
     }
@@ -123,31 +124,10 @@ ta_status ta_device_open(ta_allocator *a, int ordinal, ta_device **device)
 }
 
 /* --- arenas ---------------------------------------------------------------------------- */
-static size_t home(const ta_arena_map *map, uintptr_t key, bool small,
-                   const ta_region *region)
-{
-    const uint64_t which = region ? region->id : 0;
-    return (size_t)(((uint64_t)key * 2 + small + which * 0x632be5ab) *
-                        0x9e3779b97f4a7c15u >>
-                    32) &
-           map->mask;
-}
-
-ta_arena *ta_arena_find(const ta_device *d, uintptr_t key, bool small,
-                        const ta_region *region)
-{
-    const ta_arena_map *map = atomic_load_explicit(&d->map, memory_order_acquire);
-    if (!map) return NULL;
-    for (size_t i = home(map, key, small, region);; i = (i + 1) & map->mask) {
-        ta_arena *a = atomic_load_explicit(&map->slots[i], memory_order_acquire);
-        if (!a || (a->stream->key == key && a->small == small && a->region == region))
-            return a;
-    }
-}
-
 static void map_insert(ta_arena_map *map, ta_arena *arena)
 {
-    size_t i = home(map, arena->stream->key, arena->small, arena->region);
+    size_t i = ta_arena_home(map, arena->stream->key, arena->small,
+                             arena->region ? arena->region->id : 0);
     while (atomic_load_explicit(&map->slots[i], memory_order_relaxed))
         i = (i + 1) & map->mask;
     atomic_store_explicit(&map->slots[i], arena, memory_order_release);
@@ -190,24 +170,26 @@ ta_arena *ta_arena_get(ta_device *d, ta_stream_state *stream, bool small, ta_poo
     if (!pool && !map_reserve(d)) return NULL;
     if ((a = d->spare_arenas))
         d->spare_arenas = a->next;
-    else if ((a = calloc(1, sizeof *a))) {
-        ta_lock_init(&a->lock, TA_RANK_ARENA);
+    else if ((a = aligned_alloc(TA_LINE, sizeof *a))) {
+        memset(a, 0, sizeof *a);
         a->device = d;
         ta_bins_init(&a->bins);
     } else
         return NULL;
-    ta_lock_take(&a->lock); /* a stray address may be looking at it */
+    ta_arena_lock(a); /* a stray address may be looking at it */
     a->stream = stream;
     a->small = small;
     a->region = region;
     a->page_bytes = region && !d->plain ? region->config.page_bytes : d->page_bytes;
     a->orphan = false;
     atomic_store(&a->pool, pool);
-    ta_lock_drop(&a->lock);
+    ta_arena_unlock(a);
     d->sizes |= (uint32_t)1 << (ta_ready_of(d, a->page_bytes) - d->ready);
+    ta_lock_take(&d->leveling);
     a->next = d->arenas;
     if (a->next) a->next->prev = a;
     d->arenas = a;
+    ta_lock_drop(&d->leveling);
     if (!pool) map_insert(atomic_load(&d->map), a);
     return a;
 }

@@ -12,9 +12,27 @@ static inline ta_device *ta_device_if_used(ta_allocator *a, int ordinal)
     ta_device *d = &a->device[ordinal];
     return atomic_load_explicit(&d->used, memory_order_acquire) ? d : NULL;
 }
+static inline size_t ta_arena_home(const ta_arena_map *map, uintptr_t key, bool small,
+                                   uint64_t region)
+{
+    return (size_t)(((uint64_t)key * 2 + small + region * 0x632be5ab) *
+                        0x9e3779b97f4a7c15u >>
+                    32) &
+           map->mask;
+}
 /* The ordinary arena of the stream with this key, or the region's, if it exists. No lock needed. */
-ta_arena *ta_arena_find(const ta_device *device, uintptr_t key, bool small,
-                        const ta_region *region);
+static inline ta_arena *ta_arena_find(const ta_device *device, uintptr_t key, bool small,
+                                      const ta_region *region)
+{
+    const ta_arena_map *map = atomic_load_explicit(&device->map, memory_order_acquire);
+    if (!map) return NULL;
+    for (size_t i = ta_arena_home(map, key, small, region ? region->id : 0);;
+         i = (i + 1) & map->mask) {
+        ta_arena *a = atomic_load_explicit(&map->slots[i], memory_order_acquire);
+        if (!a || (a->stream->key == key && a->small == small && a->region == region))
+            return a;
+    }
+}
 /* Made if it does not exist; of `pool` or `region` where there is one. `pages` held. NULL: no host
  * memory. */
 ta_arena *ta_arena_get(ta_device *device, ta_stream_state *stream, bool small,

@@ -369,7 +369,7 @@ static bool still_used(ta_device *d, const ta_use *u)
 size_t ta_pending_poll(ta_device *d, ta_arena *arena)
 {
     size_t settled = 0;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (ta_block *b = arena->pending_first, *next; b; b = next) {
         next = b->pending_next;
         if (still_used(d, b->uses)) continue;
@@ -379,7 +379,7 @@ size_t ta_pending_poll(ta_device *d, ta_arena *arena)
         ta_block_settle(arena, b);
         settled++;
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return settled;
 }
 
@@ -387,7 +387,7 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
 {
     ta_stream_state *stream = NULL;
     uint64_t tick = 0;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
         for (ta_use *u = b->uses; u && !stream; u = u->next)
             if (u->stream->passed <= u->tick && u->tick < before &&
@@ -395,7 +395,7 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
                 stream = u->stream;
                 tick = u->tick;
             }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return stream ? ta_stream_wait(d, stream, tick, TA_FOREVER_US) : TA_NOT_READY;
 }
 

@@ -6,15 +6,15 @@
 
 void ta_tell(ta_allocator *allocator, const ta_event_info *event);
 
-static inline bool ta_observed(const ta_allocator *allocator)
+static inline bool ta_observed(const ta_allocator *allocator, ta_event_kind kind)
 {
-    return atomic_load_explicit(&allocator->observers, memory_order_acquire) != 0;
+    return atomic_load_explicit(&allocator->heard, memory_order_acquire) >> kind & 1u;
 }
 static inline void ta_emit(const ta_arena *arena, ta_event_kind kind,
                            const ta_block *block, ta_stream stream)
 {
     ta_allocator *allocator = arena->device->allocator;
-    if (ta_observed(allocator))
+    if (ta_observed(allocator, kind))
         ta_tell(allocator, &(ta_event_info){.kind = kind,
                                             .device = arena->device->ordinal,
                                             .stream = stream,
@@ -26,7 +26,7 @@ static inline void ta_emit_pages(const ta_arena *arena, ta_event_kind kind,
                                  const ta_chunk *chunk, uint32_t low, uint32_t high)
 {
     ta_allocator *allocator = arena->device->allocator;
-    if (ta_observed(allocator))
+    if (ta_observed(allocator, kind))
         ta_tell(allocator,
                 &(ta_event_info){.kind = kind,
                                  .device = arena->device->ordinal,

@@ -26,7 +26,7 @@ static ta_block *hold_block(ta_allocator *a, uint64_t addr)
     ta_chunk *c = ta_lookup(a, addr);
     ta_arena *arena = c ? atomic_load_explicit(&c->arena, memory_order_acquire) : NULL;
     if (!arena) return NULL;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     ta_block *b = NULL;
     if (atomic_load_explicit(&c->arena, memory_order_relaxed) == arena &&
         addr - c->addr < c->size) {
@@ -35,14 +35,11 @@ static ta_block *hold_block(ta_allocator *a, uint64_t addr)
             for (b = c->first; b && b->addr + b->size <= addr;) b = b->next;
     }
     if (b && b->state == TA_LIVE) return b;
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return NULL;
 }
 
-static void let_go(const ta_block *b)
-{
-    ta_lock_drop(&atomic_load(&b->chunk->arena)->lock);
-}
+static void let_go(const ta_block *b) { ta_arena_unlock(atomic_load(&b->chunk->arena)); }
 
 static const char *why_not(const ta_block *b, const ta_export_info *info)
 {

@@ -17,6 +17,7 @@
 #include "calls.h"
 #include "count.h"
 #include "epoch.h"
+#include "host.h"
 #include "pages.h"
 #include "pool.h"
 #define SLACK 1.02              /* see ta_config */
@@ -44,11 +45,23 @@ bool ta_arena_yields(const ta_device *d, const ta_arena *arena)
     return !p || (p->begins == p->releases && p->released_at < d->device_passed);
 }
 
-/* Idle pages of the arena can be had now or after a wait: its graph pool, if any, is over. */
-static bool will_yield(const ta_arena *arena)
+/* Its idle pages stay where they are: copies of ours may read them. */
+static bool withheld(const ta_device *d, const ta_arena *arena)
+{
+    return d->adrift || (arena->moving && !arena->incoming);
+}
+
+/* Idle pages of the arena can be had now. */
+static bool yields(const ta_device *d, const ta_arena *arena)
+{
+    return !withheld(d, arena) && (arena->incoming || ta_arena_yields(d, arena));
+}
+
+/* The same now or after a wait: its graph pool, if any, is over. */
+static bool will_yield(const ta_device *d, const ta_arena *arena)
 {
     const ta_pool *p = atomic_load_explicit(&arena->pool, memory_order_relaxed);
-    return !arena->moving && (!p || p->begins == p->releases);
+    return !withheld(d, arena) && (!p || p->begins == p->releases);
 }
 
 bool ta_ready_push(ta_device *d, ta_handle page, uint64_t bytes)
@@ -118,9 +131,7 @@ void ta_pages_forget(ta_device *d)
 {
     ta_lock_take(&d->pages);
     d->moves = 0;
-    ta_spin_take(&d->counting);
-    d->live_peak = d->stats.allocated[TA_POOL_ALL].current;
-    ta_spin_drop(&d->counting);
+    ta_count_forget_live(d);
     ta_lock_drop(&d->pages);
 }
 
@@ -137,11 +148,11 @@ static ta_oldest find_oldest(ta_device *d, uint64_t size, bool passed, double mo
 {
     ta_oldest best = {NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        if (!ta_arena_yields(d, a) || (size && a->page_bytes != size)) continue;
-        ta_lock_take(&a->lock);
+        if (!yields(d, a) || (size && a->page_bytes != size)) continue;
+        ta_arena_lock(a);
         bool any = a->oldest != NULL;
         uint64_t oldest = any ? a->oldest->tick : 0, newest = any ? a->newest->tick : 0;
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
         if (!any) continue;
         ta_stream_remark(d, a->stream, newest);
         if (a->stream->passed <= oldest) ta_stream_poll(d, a->stream);
@@ -159,9 +170,9 @@ size_t ta_steal(ta_device *d, uint64_t size, ta_handle *pages, size_t max,
         ta_oldest o = find_oldest(d, size, true, 0);
         *status = TA_OK;
         if (!o.arena) return 0;
-        ta_lock_take(&o.arena->lock);
+        ta_arena_lock(o.arena);
         size_t got = ta_arena_steal(o.arena, max, o.arena->stream->passed, pages, status);
-        ta_lock_drop(&o.arena->lock);
+        ta_arena_unlock(o.arena);
         *got_size = o.arena->page_bytes;
         if (got || *status) return got; /* else its owner took it meanwhile */
     }
@@ -200,20 +211,17 @@ uint64_t ta_reserved(ta_device *d)
 uint64_t ta_unused(ta_device *d)
 {
     ta_spin_take(&d->counting);
-    uint64_t held = d->stats.reserved.current + d->stats.spilled.current +
-                    d->stats.dropped.current,
-             used = d->stats.active[TA_POOL_ALL].current;
+    uint64_t held =
+        d->stats.reserved.current + d->stats.spilled.current + d->stats.dropped.current;
     ta_spin_drop(&d->counting);
+    const uint64_t used = ta_count_now(d).active;
     return held > used ? held - used : 0;
 }
 
 static uint64_t live_peak(ta_device *d, uint64_t more)
 {
-    ta_spin_take(&d->counting);
-    uint64_t peak = d->stats.allocated[TA_POOL_ALL].current + more;
-    if (peak < d->live_peak) peak = d->live_peak;
-    ta_spin_drop(&d->counting);
-    return peak;
+    const uint64_t now = ta_count_now(d).live + more, before = ta_count_live_peak(d);
+    return now < before ? before : now;
 }
 
 /* What may be reserved before idle pages are taken. A move recurs, a page is bought once: so
@@ -272,11 +280,11 @@ static size_t must_make(ta_device *d, size_t need, uint64_t size)
 {
     size_t have = ta_ready_held(d) / size;
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        ta_lock_take(&a->lock);
-        have += ((will_yield(a) ? a->idle : 0) + 2 * a->counts.pending_blocks) *
+        ta_arena_lock(a);
+        have += ((will_yield(d, a) ? a->idle : 0) + 2 * a->counts.pending_blocks) *
                     a->page_bytes / size +
                 a->counts.pending_bytes / size;
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
     }
     return need > have ? need - have : 0;
 }
@@ -354,6 +362,7 @@ ta_status ta_gather(ta_device *d, ta_hand *hand, uint64_t bytes, ta_lack *lack)
     ta_ready *ready = ta_ready_of(d, hand->bytes);
     ta_status refused = TA_OK, status;
     uint64_t size;
+    if (d->adrift && !hand->modest && !ta_device_wait(d)) ta_host_settle(d);
     while (hand->count < hand->want) {
         if (ready->count) {
             hand->pages[hand->count++] = ready->pages[--ready->count];

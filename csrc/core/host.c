@@ -12,8 +12,12 @@
 
 #include "calls.h"
 #include "count.h"
+#include "crew.h"
+#include "device.h"
 
 #define SPARED 16u /* this part of what is available stays the machine's */
+#define THREADS 4u /* that pin at once: more gain nothing */
+#define BY_ONE ((uint64_t)128 << 20) /* bytes for which a thread is worth its start */
 
 /* A range of addresses, cut into pages of one size. */
 typedef struct ta_host_slab {
@@ -62,6 +66,7 @@ void ta_host_put_unsure(ta_device *d, ta_host_page *page)
 
 void ta_host_settle(ta_device *d)
 {
+    d->adrift = false;
     for (ta_host_page *page; (page = pop(d, &d->host.unsure));) ta_host_put(d, page);
 }
 
@@ -189,25 +194,74 @@ static ta_status make(ta_device *d, uint64_t bytes, ta_host_page **made)
     return status;
 }
 
+/* The page exists no more; where the driver keeps it, it is kept for others. */
+static ta_status give_up(ta_device *d, ta_host_page *page)
+{
+    ta_status status = unmake(d, page);
+    if (status) {
+        ta_host_put(d, page);
+        return status;
+    }
+    ta_count_host(d, page->bytes, false);
+    uncharge(d->allocator, page->bytes);
+    push(d, &d->host.vacant[size_of(page->bytes)], page);
+    return TA_OK;
+}
+
+typedef struct ta_making {
+    ta_device *device;
+    uint64_t bytes;
+    ta_host_page **pages;
+    atomic_int status; /* of the first that failed */
+} ta_making;
+
+static bool make_one(void *context, size_t number)
+{
+    ta_making *m = context;
+    uintptr_t saved[2];
+    int none = TA_OK;
+    ta_status status = ta_enter(m->device, saved);
+    if (status)
+        uncharge(m->device->allocator, m->bytes);
+    else {
+        status = make(m->device, m->bytes, &m->pages[number]);
+        ta_leave(m->device, saved);
+    }
+    if (status) atomic_compare_exchange_strong(&m->status, &none, (int)status);
+    return status == TA_OK;
+}
+
+/* New pages, all or none; charged already. */
+static ta_status make_all(ta_device *d, uint64_t bytes, size_t count,
+                          ta_host_page **pages)
+{
+    ta_making m = {.device = d, .bytes = bytes, .pages = pages};
+    const uint64_t most = count * bytes / BY_ONE;
+    for (size_t i = 0; i < count; i++) pages[i] = NULL;
+    const size_t begun =
+        ta_crew_run(count, most < THREADS ? (unsigned)most : THREADS, make_one, &m);
+    const ta_status status = (ta_status)atomic_load(&m.status);
+    if (!status) return TA_OK;
+    uncharge(d->allocator, (count - begun) * bytes);
+    for (size_t i = 0; i < begun; i++)
+        if (pages[i]) give_up(d, pages[i]);
+    return status;
+}
+
 ta_status ta_host_take(ta_device *d, uint64_t bytes, size_t count, ta_host_page **pages,
                        uint64_t *pinned)
 {
     ta_allocator *a = d->allocator;
-    size_t n = 0, left;
+    size_t n = 0;
     ta_status status = ta_host_supported(a) ? TA_OK : TA_UNSUPPORTED;
     while (!status && n < count && (pages[n] = pop(d, &d->host.idle[size_of(bytes)])))
-        if (!(status = make_good(d, pages[n++]))) continue;
-    left = count - n;
+        status = make_good(d, pages[n++]);
+    const size_t left = count - n;
     if (!status && left && !(status = charge_or_release(a, left * bytes))) {
-        if ((status = machine_has(a, left * bytes))) uncharge(a, left * bytes);
-        for (; !status && left; left--) {
-            if ((status = make(d, bytes, &pages[n]))) {
-                uncharge(a, (left - 1) * bytes); /* of this one make has taken care */
-                break;
-            }
-            *pinned += bytes;
-            n++;
-        }
+        if ((status = machine_has(a, left * bytes)))
+            uncharge(a, left * bytes);
+        else if (!(status = make_all(d, bytes, left, pages + n)))
+            *pinned += left * bytes;
     }
     if (status)
         while (n) ta_host_put(d, pages[--n]);
@@ -220,18 +274,25 @@ ta_status ta_host_release(ta_device *d, uint64_t keep, uint64_t *released)
     for (unsigned i = 0; i < TA_PAGE_SIZES; i++) {
         ta_host_page *page;
         while (atomic_load(&a->host_held) > keep && (page = pop(d, &d->host.idle[i]))) {
-            ta_status status = unmake(d, page);
-            if (status) {
-                ta_host_put(d, page);
-                return status;
-            }
-            ta_count_host(d, page->bytes, false);
-            uncharge(a, page->bytes);
-            *released += page->bytes;
-            push(d, &d->host.vacant[i], page);
+            const uint64_t bytes = page->bytes;
+            ta_status status = give_up(d, page);
+            if (status) return status;
+            *released += bytes;
         }
     }
     return TA_OK;
+}
+
+bool ta_host_beyond(const ta_allocator *a)
+{
+    return atomic_load(&a->host_held) > atomic_load(&a->host_budget);
+}
+
+void ta_host_shrink(ta_device *d)
+{
+    uint64_t released = 0;
+    if (ta_host_beyond(d->allocator)) /* what fails stays kept, for the next time */
+        ta_host_release(d, atomic_load(&d->allocator->host_budget), &released);
 }
 
 void ta_host_destroy(ta_device *d, bool reachable)

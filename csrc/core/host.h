@@ -14,8 +14,10 @@ struct ta_host_page {
 };
 
 /* `count` pages of `bytes`, all or none: kept ones first, then new ones, within the budget
- * and what the machine has. *pinned grows by the bytes that were made. TA_OUT_OF_MEMORY: the
- * budget; TA_NO_HOST_MEMORY: the machine; TA_UNSUPPORTED: the driver cannot. */
+ * and what the machine has, which is asked before any is made; many by several threads. Where
+ * one fails, those that were made go. *pinned grows by the bytes that were made.
+ * TA_OUT_OF_MEMORY: the budget; TA_NO_HOST_MEMORY: the machine; TA_UNSUPPORTED: the driver
+ * cannot. */
 ta_status ta_host_take(ta_device *device, uint64_t bytes, size_t count,
                        ta_host_page **pages, uint64_t *pinned);
 /* Back to the kept ones: nothing in flight touches it. */
@@ -28,6 +30,10 @@ void ta_host_settle(ta_device *device);
 bool ta_host_supported(const ta_allocator *allocator);
 /* Kept pages go back to the machine until `keep` bytes are pinned by the process. */
 ta_status ta_host_release(ta_device *device, uint64_t keep, uint64_t *released);
+/* More is pinned than a budget that was lowered allows. */
+bool ta_host_beyond(const ta_allocator *allocator);
+/* Kept pages go until it is not, as far as there are any. */
+void ta_host_shrink(ta_device *device);
 void ta_host_destroy(ta_device *device, bool reachable);
 
 #endif

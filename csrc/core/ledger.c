@@ -353,17 +353,23 @@ static void count_in(sum *s, const ta_ledger_word *word, bool ours)
     s->others++;
 }
 
+static void count_all(const ta_ledger *l, const ta_ledger_word *words, sum *gpu,
+                      sum *tenant)
+{
+    for (int i = 0; i < TA_LEDGER_SLOTS; i++) {
+        count_in(gpu, &words[i], i == l->slot);
+        if (l->tenant && words[i].tenant == l->tenant)
+            count_in(tenant, &words[i], i == l->slot);
+    }
+}
+
 /* How many bytes `least` is above the caps; *room: how many there are below. *no tells of the
  * cap that lacks more. */
 static uint64_t lacking(const ta_ledger *l, const ta_ledger_word *words, uint64_t least,
                         const ta_share_caps *caps, uint64_t *room, ta_refusal *no)
 {
     sum gpu = {0}, tenant = {0};
-    for (int i = 0; i < TA_LEDGER_SLOTS; i++) {
-        count_in(&gpu, &words[i], i == l->slot);
-        if (l->tenant && words[i].tenant == l->tenant)
-            count_in(&tenant, &words[i], i == l->slot);
-    }
+    count_all(l, words, &gpu, &tenant);
     const uint64_t tenant_cap = l->tenant ? caps->tenant : TA_NO_LIMIT;
     const uint64_t over = beyond(add(gpu.bytes, least), caps->device),
                    tenant_over = beyond(add(tenant.bytes, least), tenant_cap);
@@ -524,7 +530,35 @@ void ta_ledger_say_unused(ta_ledger *l, uint64_t bytes)
 
 void ta_ledger_say_spilled(ta_ledger *l, uint64_t bytes)
 {
-    atomic_store_explicit(&l->spilled, bytes, memory_order_relaxed);
+    if (atomic_exchange(&l->spilled, bytes) == bytes || l->fd < 0) return;
+    /* The word's last field, which nobody counts by. */
+    ta_ledger_pwrite(l->fd, &bytes, sizeof bytes,
+                     word_at(l->slot) + (off_t)offsetof(ta_ledger_word, spilled));
+}
+
+uint64_t ta_ledger_beyond(ta_ledger *l, const ta_share_caps *caps, uint64_t *part,
+                          uint64_t *room)
+{
+    contents seen;
+    sum gpu = {0}, tenant = {0};
+    *part = TA_NO_LIMIT;
+    *room = 0;
+    if (l->fd < 0 || !ta_ledger_pread(l->fd, &seen, sizeof seen, BOARD(turn))) return 0;
+    for (int i = 0; i < TA_LEDGER_SLOTS; i++) /* the dead hold nothing */
+        if (seen.words[i].bytes && i != l->slot &&
+            !ta_ledger_locked(l->fd, TA_LEDGER_SLOT(i)))
+            seen.words[i].bytes = 0;
+    count_all(l, seen.words, &gpu, &tenant);
+    const uint64_t tenant_cap = l->tenant ? caps->tenant : TA_NO_LIMIT;
+    if (caps->device != TA_NO_LIMIT) *part = caps->device / ((uint64_t)gpu.others + 1);
+    if (tenant_cap / ((uint64_t)tenant.others + 1) < *part)
+        *part = tenant_cap / ((uint64_t)tenant.others + 1);
+    const uint64_t over = beyond(gpu.bytes, caps->device),
+                   tenant_over = beyond(tenant.bytes, tenant_cap);
+    *room = beyond(caps->device, gpu.bytes);
+    if (beyond(tenant_cap, tenant.bytes) < *room)
+        *room = beyond(tenant_cap, tenant.bytes);
+    return over > tenant_over ? over : tenant_over;
 }
 
 uint64_t ta_ledger_asked(ta_ledger *l)

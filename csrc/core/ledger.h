@@ -74,10 +74,14 @@ ta_status ta_ledger_reserve(ta_ledger *ledger, const ta_ledger_want *want,
 void ta_ledger_release(ta_ledger *ledger, uint64_t bytes);
 uint64_t ta_ledger_held(ta_ledger *ledger);
 int ta_ledger_slot(const ta_ledger *ledger);
-/* What the next growth or release tells onlookers: bytes of ours with nothing on them; bytes
- * that are on the host. */
+/* What the next growth or release tells onlookers: bytes of ours with nothing on them. */
 void ta_ledger_say_unused(ta_ledger *ledger, uint64_t bytes);
+/* Tells onlookers of bytes that are on the host, at once where it is another number. */
 void ta_ledger_say_spilled(ta_ledger *ledger, uint64_t bytes);
+/* What is held beyond the caps by all that they count; *part: the equal part of the tightest
+ * that is ours; *room: bytes below the caps. Reads alone. */
+uint64_t ta_ledger_beyond(ta_ledger *ledger, const ta_share_caps *caps, uint64_t *part,
+                          uint64_t *room);
 /* Bytes that others asked us to give back since the last call; 0: nobody did. */
 uint64_t ta_ledger_asked(ta_ledger *ledger);
 /* How long the memory of a dead process may still be on its way back, in microseconds; 0:

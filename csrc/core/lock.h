@@ -10,15 +10,23 @@ typedef enum ta_rank {
     TA_RANK_NONE = 0,
     TA_RANK_SETUP = 1,
     TA_RANK_PAGES = 2,
-    TA_RANK_ARENA = 3,
-    TA_RANK_LOOKUP = 4, /* where an address lies */
-    TA_RANK_COUNTING = 5
+    TA_RANK_LEVELING = 3, /* the peaks of a device */
+    TA_RANK_ARENA = 4,
+    TA_RANK_LOOKUP = 5, /* where an address lies */
+    TA_RANK_COUNTING = 6
 } ta_rank;
 
 typedef struct ta_lock {
     pthread_mutex_t mutex;
     ta_rank rank;
 } ta_lock;
+
+/* One byte, taken by one atomic instruction and dropped by a plain store: an arena's, which
+ * is taken for every request. Who finds it taken looks again, and soon sleeps in between. */
+typedef struct ta_quick {
+    atomic_uchar taken;
+} ta_quick;
+void ta_quick_wait(ta_quick *lock);
 
 /* Held for a few instructions only. */
 typedef struct ta_spin {
@@ -48,6 +56,27 @@ static inline void ta_lock_drop(ta_lock *lock)
 {
     pthread_mutex_unlock(&lock->mutex);
     ta_rank_pop(lock->rank);
+}
+/* Without a rank: of arenas that are taken together (count.c). */
+static inline void ta_quick_take_plain(ta_quick *lock)
+{
+    if (__builtin_expect(atomic_exchange_explicit(&lock->taken, 1, memory_order_acquire),
+                         0))
+        ta_quick_wait(lock);
+}
+static inline void ta_quick_drop_plain(ta_quick *lock)
+{
+    atomic_store_explicit(&lock->taken, 0, memory_order_release);
+}
+static inline void ta_quick_take(ta_quick *lock, ta_rank rank)
+{
+    ta_rank_push(rank);
+    ta_quick_take_plain(lock);
+}
+static inline void ta_quick_drop(ta_quick *lock, ta_rank rank)
+{
+    ta_quick_drop_plain(lock);
+    ta_rank_pop(rank);
 }
 static inline void ta_spin_take(ta_spin *spin)
 {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gather.h"
+#include "count.h"
 #include "pages.h"
 
 uint64_t ta_arena_partly_used(const ta_arena *arena)
@@ -22,9 +23,9 @@ uint64_t ta_partly_used(ta_device *d)
 {
     uint64_t partly = 0;
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         partly += ta_arena_partly_used(a);
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
     }
     ta_spin_take(&d->counting);
     if (partly > d->stats.largest_idle_partly_used)
@@ -74,15 +75,16 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_la
             oom->device_free = 0;
         driver->leave(driver->self, d->ordinal, saved);
     }
+    const ta_now now = ta_count_now(d);
+    oom->live = now.live;
+    oom->pending = now.active - now.live;
     ta_spin_take(&d->counting);
     oom->reserved = d->stats.reserved.current;
-    oom->live = d->stats.allocated[TA_POOL_ALL].current;
-    oom->pending = d->stats.pending.current;
     oom->spilled = d->stats.spilled.current;
     ta_spin_drop(&d->counting);
     oom->idle = ta_ready_held(d);
     for (ta_arena *a = d->arenas; a; a = a->next) {
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         uint64_t idle = a->idle * a->page_bytes;
         oom->idle += idle;
         if (!ta_arena_yields(d, a)) oom->idle_in_graphs += idle;
@@ -91,7 +93,7 @@ void ta_oom_fill(ta_device *d, ta_stream stream, uint64_t requested, const ta_la
             const ta_block *b = a->table.slots[i];
             if (b && b->state == TA_LIVE) keep_largest(oom, b->size, a);
         }
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
     }
 }
 

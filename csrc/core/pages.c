@@ -50,14 +50,14 @@ static ta_status map_run(ta_device *d, ta_chunk *c, uint32_t slot, uint32_t coun
 static void settle(ta_arena *arena, ta_chunk *c, const uint32_t *slots, uint32_t count,
                    const ta_handle *pages)
 {
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     ta_count_mapped(arena, count);
     for (uint32_t i = 0, end; i < count; i = end) {
         end = run_end(slots, i, count);
         ta_emit_pages(arena, TA_EVENT_MAP, c, slots[i], slots[end - 1] + 1);
         for (uint32_t k = i; k < end; k++) ta_chunk_set(c, slots[k], pages[k]);
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
 }
 
 /* The slots get pages of the hand, which may have more. */
@@ -97,7 +97,7 @@ static ta_status map_all(ta_device *d, ta_arena *arena, ta_block *block,
 
 void ta_pages_mend(ta_device *d, ta_arena *arena)
 {
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (ta_block **at = &arena->broken, *b; (b = *at);) {
         ta_chunk *c = b->chunk;
         uint32_t high = ta_slot_above(c, b->addr + b->size);
@@ -114,7 +114,7 @@ void ta_pages_mend(ta_device *d, ta_arena *arena)
         b->broken = false;
         ta_arena_give(arena, b, arena->last_freed);
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
 }
 
 /* The slots under the block that lack a page are ours alone, until they have one. */
@@ -123,10 +123,10 @@ static uint32_t missing_slots(ta_arena *arena, const ta_block *block, uint32_t *
 {
     const ta_chunk *c = block->chunk;
     uint32_t high = ta_slot_above(c, block->addr + block->size), n = 0;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (uint32_t i = ta_slot_below(c, block->addr); i < high && n < most; i++)
         if (!ta_chunk_has(c, i)) slots[n++] = i;
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return n;
 }
 
@@ -265,6 +265,7 @@ void ta_pages_destroy(ta_device *d, bool reachable)
             if (reachable) give_up(d, c);
             ta_chunk_retire(d, c);
         }
+        d->arenas = next; /* what is live is added up over those that are left */
         ta_arena_destroy(a);
         free(a);
     }
@@ -283,6 +284,6 @@ void ta_pages_destroy(ta_device *d, bool reachable)
         next = c->next;
         free(c);
     }
-    d->arenas = d->spare_arenas = NULL;
+    d->spare_arenas = NULL;
     d->spare_chunks = NULL;
 }

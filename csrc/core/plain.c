@@ -33,13 +33,13 @@ static uint64_t newest_tick(const ta_chunk *c)
 static ta_idle_chunk oldest_of(ta_arena *a)
 {
     ta_idle_chunk oldest = {NULL, NULL, UINT64_MAX};
-    ta_lock_take(&a->lock);
+    ta_arena_lock(a);
     for (ta_chunk *c = a->chunks; c; c = c->next) {
         if (c->first->state != TA_FREE || c->first->hole->size != c->size) continue;
         uint64_t tick = newest_tick(c);
         if (tick < oldest.tick) oldest = (ta_idle_chunk){a, c, tick};
     }
-    ta_lock_drop(&a->lock);
+    ta_arena_unlock(a);
     return oldest;
 }
 
@@ -70,12 +70,12 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
     ta_chunk *c = idle->chunk;
     uint64_t addr = c->addr, size = c->size;
     ta_block *held = NULL;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     bool stocked = ta_arena_stock(arena);
     if (stocked && c->first->state == TA_FREE && c->first->hole->size == size &&
         newest_tick(c) <= idle->tick)
         held = ta_arena_take(arena, c->first->hole, addr, size);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (!held) return stocked ? TA_OK : TA_NO_HOST_MEMORY;
     ta_lookup_clear(d, c); /* before: another device may get the same addresses at once */
     d->plain_frees++;
@@ -87,10 +87,10 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
     /* The driver keeps it: so do we, as it was, but held where no host memory is left to find
      * its blocks by. */
     if (status && !ta_lookup_set(d, c)) return status;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     ta_arena_give(arena, held, idle->tick); /* needs no spares: it frees a block */
     if (!status) ta_arena_drop_chunk(arena, c);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (status) return status;
     ta_count_pages(d, -(int64_t)c->slots, d->page_bytes);
     ta_count_mapped(arena, -(int64_t)c->slots);
@@ -185,10 +185,10 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, ta_lack *l
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     bool stocked = c && ta_arena_stock(arena) && ta_lookup_set(d, c);
     if (stocked) ta_arena_add_chunk(arena, c, 0);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (!stocked) {
         if (c) ta_chunk_retire(d, c);
         driver->plain_free(driver->self, d->ordinal, addr);

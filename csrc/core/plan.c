@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "count.h"
 #include "pages.h"
 
 #define MOST 65536u /* requests of a step; a longer one is not learned from */
@@ -30,17 +31,18 @@ typedef struct ta_request {
 struct ta_plan {
     ta_request *now, *before; /* MOST + 1 each */
     uint32_t count, count_before;
-    uint64_t first;  /* the serial, as the device counts them, of now[0] */
-    uint64_t base;   /* bytes on the device as the step began */
-    uint64_t room;   /* bytes that were on the device when it was full */
+    uint64_t first; /* the serial, as the device counts them, of now[0] */
+    uint64_t base;  /* bytes on the device as the step began */
+    uint64_t room;  /* bytes that were on the device when it was full */
+    uint64_t peak;  /* bytes on the device at the most, if nothing had gone to the host */
+    uint64_t tried; /* room for which what was learned was forgotten last */
     uint32_t unused; /* steps since something went to the host */
     bool recording, spilled;
 };
 
-static uint64_t on_device(const ta_device *d)
+static uint64_t on_device(const ta_device *d, uint64_t live)
 {
-    const uint64_t live = d->stats.allocated[TA_POOL_ALL].current,
-                   host = d->stats.spilled.current + d->stats.dropped.current;
+    const uint64_t host = d->stats.spilled.current + d->stats.dropped.current;
     return live > host ? live - host : 0;
 }
 
@@ -58,9 +60,10 @@ void ta_plan_spilled(ta_device *d)
         }
     }
     if (!p) return;
+    const uint64_t live = ta_count_now(d).live;
     ta_spin_take(&d->counting);
     d->plan = p;
-    const uint64_t room = on_device(d);
+    const uint64_t room = on_device(d, live);
     if (!p->spilled || room < p->room) p->room = room;
     p->spilled = true;
     ta_spin_drop(&d->counting);
@@ -149,7 +152,7 @@ static uint32_t choose(ta_plan *p, uint64_t least)
     int64_t *live = calloc(p->count + 1, sizeof *live);
     uint32_t chosen = 0;
     if (!live) return 0;
-    add_up(p, live);
+    p->peak = add_up(p, live);
     for (uint64_t work = 0; work < WORK; work += 3 * (uint64_t)p->count) {
         uint32_t peak = 0;
         for (uint32_t k = 1; k < p->count; k++)
@@ -179,10 +182,10 @@ static bool repeated(const ta_plan *p)
 }
 
 /* The plan's user data are its own while `pages` is held and nothing records. */
-void ta_plan_step(ta_device *d)
+bool ta_plan_step(ta_device *d)
 {
     ta_plan *p = d->plan;
-    if (!p) return;
+    if (!p) return false;
     ta_spin_take(&d->counting);
     const bool recorded = p->recording;
     p->recording = false;
@@ -198,8 +201,10 @@ void ta_plan_step(ta_device *d)
         else
             chosen = choose(p, d->page_bytes);
     }
-    p->unused = chosen || p->spilled ? 0 : p->unused + 1;
+    const bool wanting = chosen || p->spilled;
+    p->unused = wanting ? 0 : p->unused + 1;
 
+    const uint64_t live = ta_count_now(d).live;
     ta_spin_take(&d->counting);
     ta_request *was = p->before;
     p->before = p->now;
@@ -208,11 +213,29 @@ void ta_plan_step(ta_device *d)
     p->count = 0;
     p->now[0].old_freed = 0;
     p->first = d->serial + 1;
-    p->base = on_device(d);
+    p->base = on_device(d, live);
     p->recording = p->unused < PATIENCE;
     p->spilled = false;
     atomic_store_explicit(&d->planned, chosen && p->recording, memory_order_relaxed);
     ta_spin_drop(&d->counting);
+    return wanting;
+}
+
+bool ta_plan_sends(const ta_device *d)
+{
+    return atomic_load_explicit(&d->planned, memory_order_relaxed);
+}
+
+/* What pages lose to packing is a sixteenth at most; where it was in vain once, there must be
+ * more. */
+void ta_plan_room(ta_device *d, uint64_t room)
+{
+    ta_plan *p = d->plan;
+    if (!p || !ta_plan_sends(d) || room < p->peak + p->peak / 16 ||
+        room < p->tried + p->tried / 8)
+        return;
+    p->tried = room;
+    ta_plan_forget(d);
 }
 
 void ta_plan_forget(ta_device *d)
@@ -230,8 +253,9 @@ void ta_plan_forget(ta_device *d)
 void ta_plan_destroy(ta_device *d)
 {
     if (!d->plan) return;
-    free(d->plan->now);
-    free(d->plan->before);
-    free(d->plan);
+    ta_plan *p = d->plan;
+    free(p->now);
+    free(p->before);
+    free(p);
     d->plan = NULL;
 }

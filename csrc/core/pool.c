@@ -45,9 +45,9 @@ static uint64_t held_by_earlier(ta_device *d)
     for (ta_arena *a = d->arenas; a; a = a->next) {
         const ta_pool *p = atomic_load_explicit(&a->pool, memory_order_relaxed);
         if (!p || p->begins != p->releases) continue;
-        ta_lock_take(&a->lock);
+        ta_arena_lock(a);
         bytes += a->idle * a->page_bytes;
-        ta_lock_drop(&a->lock);
+        ta_arena_unlock(a);
     }
     return bytes;
 }

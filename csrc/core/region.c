@@ -111,7 +111,7 @@ static void add_info(ta_device *d, ta_arena *arena, void *context)
 {
     ta_region_info *info = context;
     (void)d;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     info->blocks += arena->counts.live_blocks;
     info->allocated += arena->counts.live_bytes;
     for (const ta_chunk *c = arena->chunks; c; c = c->next) {
@@ -128,7 +128,7 @@ static void add_info(ta_device *d, ta_arena *arena, void *context)
         }
         info->device += (c->mapped_count - spilled) * c->page_bytes;
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
 }
 
 ta_status ta_region_get(ta_allocator *a, ta_region_id id, ta_region_info *info)
@@ -158,11 +158,11 @@ ta_status ta_region_of(ta_allocator *a, const void *ptr, ta_region_id *id, bool 
     ta_chunk *c = ta_lookup(a, (uintptr_t)ptr);
     ta_arena *arena = c ? atomic_load_explicit(&c->arena, memory_order_acquire) : NULL;
     if (!arena) return TA_OK;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     if (atomic_load_explicit(&c->arena, memory_order_relaxed) == arena && arena->region) {
         *id = arena->region->id;
         *asleep = atomic_load(&arena->region->asleep);
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return TA_OK;
 }

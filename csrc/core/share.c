@@ -22,6 +22,8 @@
 
 #define ANSWER_US 1e5 /* how long those are waited for who hold memory unused */
 #define LOOK_US 2e3   /* between two looks meanwhile */
+#define OWED_US 1e7   /* how long what was asked for, and was not idle, is remembered */
+#define YIELD_US 5e6  /* how long room that was made for others is left to them */
 
 struct ta_share {
     char *directory;
@@ -31,6 +33,8 @@ struct ta_share {
     ta_ledger *ledger; /* from the first growth on */
     int charging;      /* calls to the ledger under way, with `pages` dropped */
     uint64_t charged;
+    uint64_t owed; /* asked for by others and not idle then */
+    double owed_until, yields_until;
     bool
         left; /* it could not be used, and only observes: growth is not counted any more */
     char problem[TA_SHARE_WHY];
@@ -264,11 +268,55 @@ static ta_status give(ta_device *d, uint64_t bytes, bool wait, uint64_t *release
     return ta_pages_give_back(d, held > bytes ? held - bytes : 0, wait, released);
 }
 
+/* The rest of what was asked for is of live pages, at the next mark. */
+static void owe(ta_share *s, uint64_t bytes, uint64_t released)
+{
+    s->owed = bytes > released ? bytes - released : 0;
+    s->owed_until = ta_now_us() + OWED_US;
+}
+
 void ta_share_answer(ta_device *d)
 {
     ta_share *s = d->share;
     uint64_t released = 0, bytes = s && s->ledger ? ta_ledger_asked(s->ledger) : 0;
-    if (bytes) give(d, bytes, false, &released);
+    if (!bytes) return;
+    give(d, bytes, false, &released);
+    owe(s, bytes, released);
+}
+
+uint64_t ta_share_excess(ta_device *d)
+{
+    ta_share *s = d->share;
+    uint64_t part, room;
+    if (!s || !s->ledger || s->left || s->caps.observe) return 0;
+    const uint64_t asked = ta_ledger_asked(s->ledger);
+    if (asked) owe(s, asked, 0);
+    if (s->owed && ta_now_us() > s->owed_until) s->owed = 0;
+    uint64_t excess = ta_ledger_beyond(s->ledger, &s->caps, &part, &room);
+    if (excess < s->owed) excess = s->owed;
+    const uint64_t held = ta_reserved(d), most = held > part ? held - part : 0;
+    return excess < most ? excess : most;
+}
+
+void ta_share_yield(ta_device *d, bool left)
+{
+    if (!d->share) return;
+    d->share->owed = 0;
+    if (left) d->share->yields_until = ta_now_us() + YIELD_US;
+}
+
+uint64_t ta_share_room(ta_device *d)
+{
+    const ta_share *s = d->share;
+    uint64_t part, room;
+    if (!s || !s->ledger || s->left || s->caps.observe) return TA_NO_LIMIT;
+    ta_ledger_beyond(s->ledger, &s->caps, &part, &room);
+    return room;
+}
+
+bool ta_share_yields(const ta_device *d)
+{
+    return d->share && d->share->yields_until > 0 && ta_now_us() < d->share->yields_until;
 }
 
 bool ta_share_check(ta_device *d, char *text, size_t capacity)
@@ -385,6 +433,7 @@ ta_status ta_share_heed(ta_allocator *a, int device, uint64_t *released)
     if (!bytes || (status = ta_enter(d, saved))) return status;
     ta_lock_take(&d->pages);
     status = give(d, bytes, true, released);
+    if (d->share == s) owe(s, bytes, *released);
     ta_lock_drop(&d->pages);
     ta_leave(d, saved);
     return status;

@@ -36,6 +36,16 @@ void ta_share_settle(ta_device *device);
 bool ta_share_await(ta_device *device, uint64_t bytes, ta_lack *lack);
 /* Gives idle pages back that others asked for. */
 void ta_share_answer(ta_device *device);
+/* At a step's mark: bytes that live pages should leave to others. They were asked for and
+ * were not idle, or are held beyond caps that were lowered; an equal part of the cap is left to
+ * us. */
+uint64_t ta_share_excess(ta_device *device);
+/* The asking was heeded; `left`: live pages left for others, who may take the room before we
+ * ask for it again. */
+void ta_share_yield(ta_device *device, bool left);
+bool ta_share_yields(const ta_device *device);
+/* Bytes below the caps that nobody holds. */
+uint64_t ta_share_room(ta_device *device);
 /* Every invariant; both sides of the first that fails in `text`. */
 bool ta_share_check(ta_device *device, char *text, size_t capacity);
 /* No lock is needed, and no call under way. */

@@ -26,10 +26,10 @@ static void mark_arena(ta_device *d, ta_arena *arena, void *context)
 {
     const ta_marks *marks = context;
     (void)d;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     arena->moving = marks->moving;
     arena->asleep = marks->asleep;
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
 }
 
 /* On every device, while no capture may begin if they move. Takes each one's `pages`. */
@@ -73,14 +73,14 @@ static void prepare(ta_device *d, ta_arena *arena, void *context)
     if (p->status) return;
     ta_pending_poll(d, arena);
     ta_pages_mend(d, arena);
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     const bool pending = arena->pending_first != NULL, broken = arena->broken != NULL;
     for (size_t got; !p->status && !pending && !broken &&
                      (got = ta_arena_steal(arena, MOST, TA_NEVER, pages, &p->status));)
         while (got)
             if (!ta_ready_push(d, pages[--got], arena->page_bytes))
                 ta_page_release(d, pages[got], arena->page_bytes);
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (pending)
         p->status = refuse(p->info, TA_BUSY,
                            "blocks of it were freed while a stream still uses them");
@@ -103,22 +103,14 @@ static void find_elsewhere(ta_device *d, ta_arena *arena, void *context)
     p->room &= ta_moves_find(&p->moves, arena, false);
 }
 
-/* A host page for each of the first `count` moves. Pinning takes long: with `pages` dropped. */
+/* A host page for each of the first `count` moves. */
 static ta_status take_pages(ta_device *d, ta_passage *p, size_t count)
 {
     ta_sleep_info *info = p->info;
-    ta_host_page **pages = calloc(count + 1, sizeof(void *));
-    if (!pages) return TA_NO_HOST_MEMORY;
     const double since = ta_now_us();
     const uint64_t before = info->pinned;
-    ta_tier_sweep(d);
-    ta_lock_drop(&d->pages);
-    ta_status status =
-        ta_host_take(d, p->region->config.page_bytes, count, pages, &info->pinned);
-    ta_lock_take(&d->pages);
+    ta_status status = ta_moves_take(d, &p->moves, count, &info->pinned);
     if (info->pinned > before) info->pin_us += ta_now_us() - since;
-    for (size_t i = 0; i < count && !status; i++) p->moves.at[i].page = pages[i];
-    free(pages);
     if (status == TA_OUT_OF_MEMORY)
         refuse(info, status, "the budget of host memory is used up");
     else if (status == TA_NO_HOST_MEMORY)
@@ -143,7 +135,7 @@ static ta_status sleep_on(ta_device *d, ta_passage *p)
     const uint64_t before = ta_reserved(d);
     ta_region_each(d, p->region, prepare, p);
     if (p->status) return p->status;
-    p->room = p->moves.release = true;
+    p->room = p->moves.release = p->moves.apart = true;
     ta_region_each(d, p->region, find_on_device, p);
     const size_t leaving = p->moves.count;
     /* What is on the host already goes from its place, or altogether. */
@@ -175,12 +167,12 @@ static ta_status wake_home_host(ta_device *d, ta_passage *p)
     if (empty && (p->status = take_pages(d, p, empty))) return p->status;
     for (size_t i = 0; i < empty; i++) {
         ta_move *m = &p->moves.at[i];
-        ta_lock_take(&m->arena->lock);
+        ta_arena_lock(m->arena);
         if (ta_chunk_has(m->chunk, m->slot))
             ta_slot_become(m->arena, m->chunk, m->slot, TA_SLOT_AWAY, m->page);
         else
             ta_host_put(d, m->page);
-        ta_lock_drop(&m->arena->lock);
+        ta_arena_unlock(m->arena);
         m->page = NULL;
     }
     return p->status = ta_moves_touch(d, &p->moves);
@@ -192,10 +184,10 @@ static ta_status settle_undone(ta_device *d, ta_passage *p)
     ta_status status = ta_moves_touch(d, &p->moves);
     for (size_t i = 0; i < p->moves.count && !status; i++) {
         const ta_move *m = &p->moves.at[i];
-        ta_lock_take(&m->arena->lock);
+        ta_arena_lock(m->arena);
         const ta_slot_state state = ta_slot_is(m->chunk, m->slot);
         if (ta_chunk_has(m->chunk, m->slot) && state > TA_SLOT_HOST) status = TA_DRIVER;
-        ta_lock_drop(&m->arena->lock);
+        ta_arena_unlock(m->arena);
     }
     return status;
 }
@@ -205,25 +197,16 @@ static ta_status wake_device(ta_device *d, ta_passage *p)
     const ta_region_config *config = &p->region->config;
     const size_t count = p->moves.count;
     ta_lack lack = {0};
-    ta_hand hand = {.pages = calloc(count, sizeof *hand.pages),
-                    .bytes = config->page_bytes,
-                    .want = count};
-    hand.modest = p->undo;
-    if (!hand.pages) p->status = TA_NO_HOST_MEMORY;
-    if (!p->status && !p->undo) p->status = ta_look_ahead(d, count, hand.bytes, &lack);
-    if (!p->status) p->status = ta_gather(d, &hand, count * hand.bytes, &lack);
-    if (p->undo && p->status == TA_OUT_OF_MEMORY) p->status = TA_OK;
+    if (!p->undo) p->status = ta_look_ahead(d, count, config->page_bytes, &lack);
+    if (!p->status)
+        p->status = ta_moves_to_device(d, &p->moves, p->undo, config->touch_host, &lack);
     if (p->status == TA_OUT_OF_MEMORY)
         refuse(p->info, p->status, "the device has no room for it");
-    const size_t had = hand.count;
-    if (!p->status) {
-        p->status = ta_moves_to_device(d, &p->moves, &hand, config->touch_host);
-        if (p->status) refuse(p->info, p->status, "the driver failed");
-        if (!p->status) hand.created = 0;
-        p->info->device += (had - hand.count) * hand.bytes;
-    }
-    ta_put_down(d, &hand, false);
-    free(hand.pages);
+    else if (p->status)
+        refuse(p->info, p->status, "the driver failed");
+    else
+        p->info->device += p->moves.came;
+    ta_share_settle(d);
     if (p->undo) p->status = settle_undone(d, p);
     return p->status;
 }
@@ -256,7 +239,11 @@ static ta_status on_all(ta_allocator *a, ta_passage *p, ta_on_device *act, int m
     for (; i < most && !status; i++) {
         ta_device *d = ta_device_if_used(a, i);
         uintptr_t saved[2];
-        if (!d || (status = ta_enter(d, saved))) continue;
+        if (!d) continue;
+        if ((status = ta_enter(d, saved))) {
+            refuse(p->info, status, "the driver failed");
+            continue;
+        }
         ta_lock_take(&d->pages);
         p->status = TA_OK;
         ta_host_settle(d); /* all devices were waited for */
@@ -296,7 +283,8 @@ static void tidy(ta_allocator *a)
         uintptr_t saved[2];
         if (!d || ta_enter(d, saved)) continue;
         ta_lock_take(&d->pages);
-        ta_tier_tidy(d);
+        ta_tier_tidy(d, false);
+        ta_host_shrink(d);
         ta_lock_drop(&d->pages);
         ta_leave(d, saved);
     }
@@ -309,11 +297,12 @@ static ta_status begin(ta_allocator *a, ta_region *r, bool sleep, ta_sleep_info 
     ta_status status = TA_OK;
     memset(info, 0, sizeof *info);
     ta_lock_take(&a->setup);
-    *nothing = atomic_load(&r->asleep) == sleep;
+    *nothing = false;
     if (r->busy)
         status = refuse(info, TA_BUSY, "another thread sends it to sleep or wakes it");
-    else if (!*nothing)
-        r->busy = true;
+    else
+        *nothing = atomic_load(&r->asleep) == sleep && !(sleep && r->partial);
+    if (!status && !*nothing) r->busy = true;
     ta_lock_drop(&a->setup);
     return status;
 }
@@ -361,6 +350,7 @@ ta_status ta_region_sleep(ta_allocator *a, ta_region_id id, bool keep,
         asleep = wait_for_all(a, &back) ||
                  on_all(a, &undo, wake_on, TA_MAX_DEVICES, NULL) != TA_OK;
     }
+    r->partial = asleep && status;
     atomic_store(&r->asleep, asleep);
     mark_all(a, r, false, asleep);
     tidy(a);
@@ -389,8 +379,10 @@ ta_status ta_region_wake(ta_allocator *a, ta_region_id id, ta_sleep_info *info)
     if (!status && (status = on_all(a, &p, wake_on, TA_MAX_DEVICES, &reached))) {
         ta_sleep_info back = {0};
         ta_passage undo = {.region = r, .keep = r->kept, .info = &back};
-        on_all(a, &undo, sleep_on, reached, NULL);
+        r->partial |= on_all(a, &undo, sleep_on, reached, NULL) != TA_OK ||
+                      status != TA_OUT_OF_MEMORY;
     }
+    if (!status) r->partial = false;
     if (!status) atomic_store(&r->asleep, false);
     mark_all(a, r, false, status != TA_OK);
     tidy(a);

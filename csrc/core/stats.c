@@ -19,18 +19,16 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     uint64_t pooled = 0;
     ta_lock_take(&d->pages);
     for (ta_arena *arena = d->arenas; arena; arena = arena->next, arenas++) {
-        ta_lock_take(&arena->lock);
+        ta_arena_lock(arena);
         idle += arena->idle * arena->page_bytes;
         pooled += arena->pool != NULL;
         holes[arena->small ? TA_POOL_SMALL : TA_POOL_LARGE] += arena->bins.count;
-        ta_lock_drop(&arena->lock);
+        ta_arena_unlock(arena);
     }
     for (const ta_stream_state *s = d->streams; s; s = s->next) streams++;
     idle += ta_ready_held(d);
     partly = ta_partly_used(d);
-    ta_spin_take(&d->counting);
-    *stats = d->stats;
-    ta_spin_drop(&d->counting);
+    ta_count_stats(d, stats);
     stats->host_budget = atomic_load(&a->host_budget);
     stats->host_held = atomic_load(&a->host_held);
     stats->limit = ta_limit_of(d, &source);
@@ -65,16 +63,13 @@ ta_status ta_get_page_counts(ta_allocator *a, int device, ta_page_counts *counts
     return TA_OK;
 }
 
-/* Every gauge of the device. */
+/* Every gauge that is counted for the device. */
 static void each_gauge(ta_stats *s, void (*change)(ta_gauge *))
 {
-    enum { OF_KINDS = 6, SINGLE = 7 };
-    ta_gauge *of_kinds[OF_KINDS] = {s->allocations,   s->allocated, s->requested,
-                                    s->active_blocks, s->active,    s->mapped};
+    enum { SINGLE = 7 };
     ta_gauge *single[SINGLE] = {&s->reserved, &s->pages,   &s->pending, &s->addresses,
                                 &s->host,     &s->spilled, &s->dropped};
-    for (size_t i = 0; i < OF_KINDS; i++)
-        for (int kind = 0; kind < 3; kind++) change(&of_kinds[i][kind]);
+    for (int kind = 0; kind < 3; kind++) change(&s->mapped[kind]);
     for (size_t i = 0; i < SINGLE; i++) change(single[i]);
 }
 
@@ -92,6 +87,7 @@ static ta_status change_gauges(ta_allocator *a, int device, bool accumulated)
     if (ta_forked(a)) return TA_FORKED;
     ta_device *d = ta_device_if_used(a, device);
     if (!d) return TA_INVALID;
+    ta_count_reset(d, accumulated);
     ta_spin_take(&d->counting);
     if (accumulated) {
         each_gauge(&d->stats, forget_past);

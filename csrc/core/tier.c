@@ -81,6 +81,7 @@ static ta_status shed(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
     const ta_spilled was = c->spilled[slot];
     const ta_handle page = c->pages[slot];
     if (was.state != TA_SLOT_COMING) return TA_OK;
+    if (d->adrift) return TA_DRIVER;
     ta_status status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
     if (status) return status;
     c->pages[slot] = 0;
@@ -111,13 +112,19 @@ static ta_status drop(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
 /* What was freed in the arena is used by no queued work; its lock is not needed. */
 static bool passed(ta_device *d, ta_arena *arena)
 {
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     const uint64_t tick = arena->last_freed;
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (arena->stream->passed > tick) return true;
     ta_stream_remark(d, arena->stream, tick);
     ta_stream_poll(d, arena->stream);
     return arena->stream->passed > tick;
+}
+
+/* Its blocks are in host memory from birth on: idle host pages are for the next ones. */
+static bool at_home(const ta_arena *arena)
+{
+    return arena->region && arena->region->config.home == TA_ON_HOST;
 }
 
 /* While its stream has not passed the frees, a slot keeps what it has, so that its addresses
@@ -127,7 +134,7 @@ static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
     size_t swept = 0;
     if (!arena->spilled || !ta_arena_yields(d, arena)) return 0;
     const bool all = passed(d, arena);
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     const bool still = all && arena->stream->passed > arena->last_freed;
     for (ta_chunk *c = arena->chunks; c; c = c->next)
         for (uint32_t i = 0; i < c->slots && c->spilled_count; i++) {
@@ -138,7 +145,7 @@ static size_t sweep(ta_device *d, ta_arena *arena, bool hosts)
             else if (hosts || state != TA_SLOT_HOST)
                 swept += drop(d, arena, c, i) == TA_OK;
         }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     return swept;
 }
 
@@ -149,21 +156,23 @@ size_t ta_tier_sweep(ta_device *d)
     return swept;
 }
 
-void ta_tier_tidy(ta_device *d)
+void ta_tier_tidy(ta_device *d, bool hosts)
 {
-    for (ta_arena *a = d->arenas; a; a = a->next) sweep(d, a, false);
+    for (ta_arena *a = d->arenas; a; a = a->next) sweep(d, a, hosts && !at_home(a));
 }
 
-void ta_tier_await(ta_device *d, ta_arena *arena, const ta_chunk *c,
-                   const uint32_t *slots, uint32_t count)
+bool ta_tier_idles(ta_device *d)
 {
     bool any = false;
-    for (uint32_t i = 0; i < count; i++) any |= ta_slot_is(c, slots[i]) == TA_SLOT_HOST;
-    if (!any || !ta_arena_yields(d, arena) || passed(d, arena)) return;
-    ta_lock_take(&arena->lock);
-    const uint64_t tick = arena->last_freed;
-    ta_lock_drop(&arena->lock);
-    ta_stream_wait(d, arena->stream, tick, TA_PATIENCE_US);
+    for (ta_arena *a = d->arenas; a && !any; a = a->next) {
+        if (!a->spilled || at_home(a) || !ta_arena_yields(d, a)) continue;
+        ta_arena_lock(a);
+        for (const ta_chunk *c = a->chunks; c && !any; c = c->next)
+            for (uint32_t i = 0; i < c->slots && c->spilled_count && !any; i++)
+                any = ta_slot_is(c, i) == TA_SLOT_HOST && !ta_chunk_has(c, i);
+        ta_arena_unlock(a);
+    }
+    return any;
 }
 
 ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *slots,
@@ -172,7 +181,7 @@ ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *sl
     const bool free_to_go = ta_arena_yields(d, arena) && passed(d, arena);
     ta_status status = TA_OK;
     uint32_t left = 0;
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (uint32_t i = 0; i < *count; i++) {
         const ta_slot_state state = ta_slot_is(c, slots[i]);
         if (state == TA_SLOT_HOST &&
@@ -185,7 +194,7 @@ ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *sl
             status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
         slots[left++] = slots[i];
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     *count = left;
     return status;
 }
@@ -254,9 +263,9 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
     ta_status status = pages && ta_tier_stock(c) ? TA_OK : TA_NO_HOST_MEMORY;
     for (uint32_t i = 0; i < count && !status; i++) /* what a failure left of a sleep */
         if (ta_slot_is(c, slots[i]) > TA_SLOT_HOST) {
-            ta_lock_take(&arena->lock);
+            ta_arena_lock(arena);
             status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
-            ta_lock_drop(&arena->lock);
+            ta_arena_unlock(arena);
         }
     if (!status) status = take_pages(d, c, slots, count, pages, &taken);
     for (; mapped < count && !status; mapped++)
@@ -264,7 +273,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
             status = map_host(d, c, slots[mapped], pages[at++], &stuck);
     if (status && at && !stuck) at--; /* the one that failed is in hand again */
     /* All of them serve; or those that are mapped go again, where the driver lets them. */
-    ta_lock_take(&arena->lock);
+    ta_arena_lock(arena);
     for (uint32_t i = 0, k = 0; i < count && (!status || k < at); i++) {
         const uint32_t slot = slots[i];
         if (ta_slot_is(c, slot) == TA_SLOT_DEVICE) {
@@ -283,7 +292,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
         } else if (!status)
             use(arena, c, slot);
     }
-    ta_lock_drop(&arena->lock);
+    ta_arena_unlock(arena);
     if (status)
         while (at < taken) ta_host_put(d, pages[at++]);
     free(pages);

@@ -22,17 +22,16 @@ ta_place ta_tier_place(const ta_arena *arena, uint64_t size);
  * failure nothing has changed, or the block is marked broken. */
 ta_status ta_tier_bring(ta_device *device, ta_arena *arena, ta_block *block,
                         const uint32_t *slots, uint32_t count);
-/* Some of the slots under a held block have idle host pages: waits, a while at most, until
- * the stream has passed them. */
-void ta_tier_await(ta_device *device, ta_arena *arena, const ta_chunk *chunk,
-                   const uint32_t *slots, uint32_t count);
 /* Idle host pages leave the slots, for pages of the device to come; where queued work may
  * still touch one, it serves again, and the slot is taken off the list. */
 ta_status ta_tier_clear(ta_device *device, ta_arena *arena, ta_chunk *chunk,
                         uint32_t *slots, uint32_t *count);
 /* Idle host pages that no queued work touches are kept for others; how many. */
 size_t ta_tier_sweep(ta_device *device);
-/* The same for pages of blocks that were freed in their sleep, or that a failure left. */
-void ta_tier_tidy(ta_device *device);
+/* The same for pages of blocks that were freed in their sleep, or that a failure left; with
+ * `hosts` for all but those of regions at home on the host. */
+void ta_tier_tidy(ta_device *device, bool hosts);
+/* There are idle host pages of others than such regions. */
+bool ta_tier_idles(ta_device *device);
 
 #endif

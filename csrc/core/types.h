@@ -13,7 +13,8 @@
  *               the tick it was recorded at. What was freed at t may be unmapped once the
  *               stream has passed an event of a tick above t.
  *
- * Locks, outermost first: a device's `pages`, one arena's `lock`, a device's `counting`.
+ * Locks, outermost first: a device's `pages`, its `leveling`, one arena's `lock`, a device's
+ * `counting`. Under `leveling` alone several arenas' may be held.
  * What each guards is written beside the fields. */
 #ifndef TA_TYPES_H
 #define TA_TYPES_H
@@ -22,6 +23,9 @@
 
 #include "driver.h"
 #include "lock.h"
+
+#define TA_LINE                                                                          \
+    64 /* bytes that processors pass between them at a time; they come in pairs */
 
 typedef struct ta_block ta_block;
 typedef struct ta_hole ta_hole;
@@ -55,7 +59,7 @@ typedef enum ta_state {
  *     own_mapped = mapped pages in [own_first, own_end);  listed = own_mapped > 0
  * and a hole of several blocks has none that owns nothing. */
 struct ta_block {
-    uint64_t addr, size;
+    _Alignas(2 * TA_LINE) uint64_t addr, size;
     ta_block *prev, *next; /* by address, within the chunk */
     ta_chunk *chunk;
     ta_state state;
@@ -63,15 +67,18 @@ struct ta_block {
     bool broken; /* held: pages under it that the driver neither lets us use nor unmaps */
     union {
         struct { /* live, pending, held */
-            uint64_t requested, serial;
+            uint64_t requested;
             ta_use *uses;
+            uint64_t serial;
+            uint64_t changes; /* the arena's when it was cut out */
             ta_block *pending_prev, *pending_next;
         };
         struct {           /* free */
             ta_hole *hole; /* right on the first and the last block of the hole */
-            uint64_t tick; /* when the owned pages became idle */
-            ta_block *older, *newer;                 /* the arena's list of idle memory */
-            uint32_t own_first, own_end, own_mapped; /* page slots of the chunk */
+            uint32_t own_first, own_end; /* page slots of the chunk */
+            uint64_t tick;               /* when the owned pages became idle */
+            ta_block *older, *newer;     /* the arena's list of idle memory */
+            uint32_t own_mapped;
         };
     };
 };
@@ -80,10 +87,10 @@ struct ta_block {
  * unmapped = slots without a page that lie wholly inside, and no slot without a page lies
  * anywhere else. */
 struct ta_hole {
-    uint64_t addr, size;
+    _Alignas(TA_LINE) uint64_t addr, size;
     ta_block *first, *last;
     ta_hole *left, *right; /* tree of its bin, by (size, addr) */
-    uint32_t priority, unmapped;
+    uint32_t priority, unmapped, bin;
 };
 
 /* What a slot holds that has no page of the device.
@@ -126,11 +133,11 @@ struct ta_chunk {
 
 /* A hole is in the bin of its size; word bits: a bin has holes; top bits: a word has bits. */
 typedef struct ta_bins {
-    ta_hole *root[TA_BINS];
-    uint64_t words[TA_BIN_WORDS];
     uint64_t top;
     uint32_t random;
     size_t count;
+    uint64_t words[TA_BIN_WORDS];
+    ta_hole *root[TA_BINS];
 } ta_bins;
 
 /* Live and pending blocks by address: open addressing, a power of two, at most 3/4 full. */
@@ -139,42 +146,63 @@ typedef struct ta_table {
     size_t mask, count;
 } ta_table;
 
-/* Counts of one arena; its part of the device's. */
+/* Counts of one arena; its part of the device's. `freed`: of all that ever were. */
 typedef struct ta_counts {
-    uint64_t live_blocks, live_bytes, live_requested, pending_blocks, pending_bytes;
+    uint64_t live_blocks, live_bytes, live_requested;
+    uint64_t freed_blocks, freed_bytes, freed_requested;
+    uint64_t pending_blocks, pending_bytes;
 } ta_counts;
 
-/* Fields are guarded by `lock` unless they never change.
- *     counts = sums over live and pending blocks;  live + pending = table.count
+/* The gauges whose peaks are of a whole device (count.h). */
+typedef enum ta_of {
+    TA_OF_BLOCKS = 0,
+    TA_OF_BYTES = 1,
+    TA_OF_REQUESTED = 2,
+    TA_OF_ACTIVE_BLOCKS = 3,
+    TA_OF_ACTIVE = 4,
+    TA_GAUGES = 5
+} ta_of;
+
+/* Fields are guarded by `lock` unless they never change. What every request touches comes
+ * first.
+ *     counts = sums over live and pending blocks
+ *     live + pending + (1 if one is warm) = table.count
  *     idle = mapped pages that lie wholly inside holes
  *     spilled = slots of its chunks of another state than DEVICE */
 struct ta_arena {
-    ta_lock lock;
+    _Alignas(TA_LINE) ta_quick lock;
+    bool small;
+    bool asleep; /* with its region. Written under device.pages and `lock` */
+    bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
+    bool orphan; /* its pool is over: it takes no requests any more */
     ta_device *device;
     ta_stream_state *stream;
-    bool small;
-    uint64_t page_bytes;
-    _Atomic(ta_pool *) pool; /* the graph pool that owns its memory; NULL: nobody */
-    ta_region *region;       /* NULL: none */
-    bool orphan;             /* its pool is over: it takes no requests any more */
-    bool asleep;             /* with its region. Written under device.pages and `lock` */
-    bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
-    ta_chunk *chunks;
-    uint64_t next_chunk_bytes;
-    ta_bins bins;
-    ta_table table;
-    ta_block *oldest,
-        *newest;         /* free blocks that own mapped pages, as they became free */
+    ta_region *region; /* NULL: none */
+    ta_block *warm; /* freed last, held: the next request of its size gets it (block.c) */
+    uint64_t changes;    /* of what is free, and of its pages */
+    uint64_t warm_tick;  /* of its free */
     uint64_t last_freed; /* the highest tick of a free here: passing it passes them all */
-    ta_block *pending_first, *pending_last;
-    ta_block *broken; /* linked by pending_next */
     ta_counts counts;
+    uint64_t room[TA_GAUGES]; /* see count.h */
+    uint64_t serial, serials; /* the last given, and the last that may be */
+    ta_table table;
     ta_block *spare_blocks;
     ta_hole *spare_holes;
     uint32_t spares, chunk_count, idle;
     uint32_t spilled;
-    void *slabs;           /* what spare blocks and holes were cut from */
-    ta_arena *prev, *next; /* the device's arenas; guarded by device.pages */
+    ta_block *oldest,
+        *newest; /* free blocks that own mapped pages, as they became free */
+    ta_bins bins;
+    uint64_t page_bytes;
+    _Atomic(ta_pool *) pool; /* the graph pool that owns its memory; NULL: nobody */
+    ta_chunk *chunks;
+    uint64_t next_chunk_bytes;
+    ta_block *pending_first, *pending_last;
+    ta_block *broken; /* linked by pending_next */
+    bool incoming;    /* moving, and pages come: those that are idle can be stolen */
+    void *slabs;      /* what spare blocks and holes were cut from */
+    ta_arena *prev,
+        *next; /* the device's arenas; guarded by device.pages and `leveling` */
 };
 
 #define TA_NEVER UINT64_MAX
@@ -239,14 +267,15 @@ typedef struct ta_ready {
 #define TA_PAGE_SIZES 20u /* from a granule to TA_LOOKUP_BYTES, by powers of two */
 
 /* Of all devices; its blocks are in the arenas that point here. Never changes but for `asleep`,
- * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: while
- * that is set nobody else sends it to sleep or wakes it. */
+ * which its sleep sets before it takes the devices' `pages`, and `busy`, under `setup`: who sets
+ * that alone sends it to sleep or wakes it, and writes the rest. */
 struct ta_region {
     char name[TA_REGION_TEXT];
     ta_region_config config;
     ta_region_id id;
     atomic_bool asleep;
     bool busy, kept;
+    bool partial; /* asleep, as a failure left it: some of it may be on a device */
 };
 
 /* Pinned memory of one device's host pages (host.c); guarded by `lock`. */
@@ -260,30 +289,34 @@ typedef struct ta_host_pool {
 /* Guarded by `pages` unless said otherwise.
  *     stats.reserved.current = bytes of mapped, ready and gathered pages <= limit */
 struct ta_device {
-    ta_allocator *allocator;
+    /* What every request reads, and hardly one writes: */
+    _Alignas(TA_LINE) ta_allocator *allocator;
     int ordinal;
     atomic_bool used;
-    ta_lock pages;
+    atomic_bool planned; /* some requests of the step go to the host (plan.c) */
+    atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */
+    atomic_int open_count;
+    uint64_t total;
+    _Atomic(ta_arena_map *) map;
+    _Atomic uint64_t tick;
+    _Atomic(ta_plan *) plan; /* NULL: nothing went to the host yet */
+    _Alignas(TA_LINE) ta_lock pages;
     pthread_cond_t pool_idle; /* a filter, a plain free or a device wait is over */
     int device_waits;         /* under way: captures begin after them, they would break */
     bool plain;               /* no VMM: memory comes in whole ranges */
     int plain_frees; /* under way with `pages` dropped; pool_idle tells their end */
-    uint64_t total, page_bytes, address_bound, addresses;
-    ta_arena *arenas;
-    _Atomic(ta_arena_map *) map;
+    uint64_t page_bytes, address_bound, addresses;
+    ta_arena *arenas; /* written under `leveling`, too */
     ta_stream_state *streams;
     ta_pool *pools;
     ta_open_pool *open;
-    ta_open_pool *lost; /* ended, with a call to the filter that never returned */
-    atomic_int open_count;
-    _Atomic uint64_t tick;
+    ta_open_pool *lost;     /* ended, with a call to the filter that never returned */
     uint64_t device_passed; /* what was released before this tick no replay uses */
     ta_ready ready[TA_PAGE_SIZES];
     uint32_t sizes; /* bits: of the arenas' pages, as `ready` is ordered */
     ta_host_pool host;
-    uint64_t moves;      /* of pages, since ta_trim */
-    atomic_bool planned; /* some requests of the step go to the host (plan.c) */
-    atomic_bool over;    /* more is reserved than a cap that was lowered: no fast path */
+    bool adrift;    /* copies of ours may be under way: the wait for them failed */
+    uint64_t moves; /* of pages, since ta_trim */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     int access_count;
@@ -291,30 +324,37 @@ struct ta_device {
     ta_share *share; /* of a cap that processes share (share.c); NULL: none */
     ta_chunk *spare_chunks;
     ta_arena *spare_arenas;
-    /* guarded by `counting` */
+    /* Guarded by `leveling` (count.h): */
+    ta_lock leveling;
+    uint64_t granted[TA_GAUGES][3];
+    uint64_t live_peak;     /* of allocated bytes since ta_trim; no user resets it */
+    ta_counts gone[3];      /* by kind: of arenas that are no more */
+    ta_counts forgotten[3]; /* what had been freed when that was last reset */
+    /* Guarded by `counting`; but the peaks of TA_GAUGES by `leveling`, and what else those
+     * hold is added up when it is asked for. */
     ta_spin counting;
     ta_stats stats;
-    uint64_t serial;
-    ta_plan *plan;      /* NULL: nothing went to the host yet */
-    uint64_t live_peak; /* of allocated bytes since ta_trim; no user resets it */
+    _Atomic uint64_t serial; /* the last that an arena was given */
 };
 
 struct ta_allocator {
     const ta_driver *driver;
     ta_config config;
     /* 1 from just before the first device's use on, but 0 in a forked child */
-    _Atomic unsigned char *alive;
-    atomic_bool started;         /* a device's use began: here, or before a fork */
-    _Atomic(ta_chunk *) *lookup; /* by address / TA_LOOKUP_BYTES */
-    atomic_bool any_plain;       /* some device has no VMM */
-    ta_lock plain_lock;          /* guards the next three */
-    ta_chunk **plain;            /* chunks of such devices, by address */
+    _Atomic unsigned char *alive; /* alive.h */
+    atomic_bool started;          /* a device's use began: here, or before a fork */
+    _Atomic(ta_chunk *) *lookup;  /* by address / TA_LOOKUP_BYTES */
+    atomic_bool any_plain;        /* some device has no VMM */
+    ta_lock plain_lock;           /* guards the next three */
+    ta_chunk **plain;             /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;
-    atomic_int observers;
+    atomic_uint heard;       /* a bit for each kind of event that an observer hears */
+    atomic_int observer_end; /* the last place with one, plus 1 */
     /* Read under an arena's lock: after one is removed, all those are taken in turn. */
     struct {
         _Atomic(ta_observer *) observer;
         void *context;
+        atomic_uint kinds; /* that it hears */
     } observer[TA_OBSERVERS];
     ta_lock setup;   /* a device's first use */
     atomic_bool net; /* new blocks may go to the host */
@@ -334,6 +374,19 @@ struct ta_allocator {
 #define TA_LOOKUP_SHIFT 28
 #define TA_LOOKUP_BYTES ((uint64_t)1 << TA_LOOKUP_SHIFT)
 #define TA_LOOKUP_SLOTS ((size_t)1 << (49 - TA_LOOKUP_SHIFT))
+
+void ta_block_cool(ta_arena *arena);
+/* For whoever looks at more than the block of a request: none is warm. */
+static inline void ta_arena_lock(ta_arena *arena)
+{
+    ta_quick_take(&arena->lock, TA_RANK_ARENA);
+    arena->changes++;
+    if (arena->warm) ta_block_cool(arena);
+}
+static inline void ta_arena_unlock(ta_arena *arena)
+{
+    ta_quick_drop(&arena->lock, TA_RANK_ARENA);
+}
 
 /* A child forked before any device was used is as good as its parent. */
 static inline bool ta_forked(const ta_allocator *a)

@@ -47,17 +47,23 @@ ta_status ta_usage_destroy(ta_usage *usage);
 
 /* What `ta_usage_leave` needs. */
 typedef struct ta_usage_span {
+    const void *thread; /* that entered it */
     uint32_t phase, before;
     double begin_us;
 } ta_usage_span;
 void ta_usage_enter(ta_usage *usage, const char *name, ta_usage_span *span);
-/* On the thread that entered. */
+/* On whatever thread; for the one that entered it. */
 void ta_usage_leave(ta_usage *usage, const ta_usage_span *span);
+/* What hooks of a training step do, each in one: ta_usage_between(NULL), then enter; and
+ * ta_usage_between(between) where that is not NULL, then leave. */
+void ta_usage_enter_anew(ta_usage *usage, const char *name, ta_usage_span *span);
+void ta_usage_leave_to(ta_usage *usage, const ta_usage_span *span, const char *between);
 /* What the leader does while it is in no phase counts to the outermost phase of this name;
  * NULL: to phase 0, as at first. */
 void ta_usage_between(ta_usage *usage, const char *name);
-/* A step of the program ends: blocks remember in which they were allocated. */
-void ta_usage_step(ta_usage *usage);
+/* A step of the program ends: blocks remember in which they were allocated. Whether anything
+ * has gone to the host, by the last change of the phase. */
+bool ta_usage_step(ta_usage *usage);
 
 /* Of the live blocks that start at `addrs`; returns how many there were. */
 size_t ta_usage_set_category(ta_usage *usage, int device, const uint64_t *addrs,

@@ -15,16 +15,17 @@ typedef struct ta_usage_entry {
     bool guessed; /* the category, see ta_usage_backward_ends */
 } ta_usage_entry;
 
-/* Open addressing, a power of two, at most 3/4 full; a slot of address 0 is empty. */
+/* Open addressing, a power of two, at most half full; a slot of address 0 is empty. */
 typedef struct ta_usage_table {
     ta_usage_entry *slots;
     size_t room, count;
 } ta_usage_table;
 
-/* False: no memory, nothing is changed. The address must not be in it. */
-bool ta_usage_table_add(ta_usage_table *table, const ta_usage_entry *entry);
+/* A place for the address, which must not be in it; the rest is for the caller to fill in.
+ * NULL: no memory, nothing is changed. */
+ta_usage_entry *ta_usage_table_add(ta_usage_table *table, uint64_t addr);
 ta_usage_entry *ta_usage_table_find(const ta_usage_table *table, uint64_t addr);
-/* `entry` is one that find gave. */
-void ta_usage_table_remove(ta_usage_table *table, ta_usage_entry *entry);
+/* Removes it and says what it was; false where there is none. */
+bool ta_usage_table_take(ta_usage_table *table, uint64_t addr, ta_usage_entry *entry);
 
 #endif

@@ -44,8 +44,11 @@ typedef struct held {
     uint64_t of[TA_CATEGORIES], forward;
 } held;
 
+/* What an earlier step made and nobody freed is no activation that checkpointing would save:
+ * workspaces of libraries are such. */
 static void sum_up(const ta_usage_block *blocks, size_t count,
-                   const ta_usage_phase *phases, size_t phase_count, held *h)
+                   const ta_usage_phase *phases, size_t phase_count, uint64_t step,
+                   held *h)
 {
     for (size_t i = 0; i < count; i++) {
         const ta_usage_block *b = &blocks[i];
@@ -55,7 +58,8 @@ static void sum_up(const ta_usage_block *blocks, size_t count,
         if (as == TA_CATEGORY_UNKNOWN)
             as = p->activations ? TA_CATEGORY_ACTIVATION : TA_CATEGORY_OTHER;
         h->of[as] += b->size;
-        if (as == TA_CATEGORY_ACTIVATION && strcmp(p->name, "forward") == 0)
+        if (as == TA_CATEGORY_ACTIVATION && b->step == step &&
+            strcmp(p->name, "forward") == 0)
             h->forward += b->size;
     }
 }
@@ -137,7 +141,7 @@ int ta_usage_oom_text(ta_usage *u, int device, char *text, size_t capacity)
     if (blocks && phases) {
         size_t count = ta_usage_blocks(u, device, TA_USAGE_OOM, blocks, room);
         size_t named = ta_usage_phases(u, device, phases, TA_USAGE_PHASES);
-        sum_up(blocks, count < room ? count : room, phases, named, &h);
+        sum_up(blocks, count < room ? count : room, phases, named, when->step, &h);
         if (h.of[TA_CATEGORY_PARAMETER]) { /* else nobody has told categories */
             add_held(&l, &h);
             if (when->phase) add(&l, "; in ");

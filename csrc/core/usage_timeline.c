@@ -71,22 +71,6 @@ void ta_timeline_pass(ta_timeline *t, double us)
     while (t->count <= open) t->samples[t->count++] = t->now;
 }
 
-void ta_timeline_change(ta_timeline *t, ta_category category, int64_t bytes,
-                        uint64_t event)
-{
-    if (!t->samples) return;
-    t->now.live += (uint64_t)bytes;
-    t->now.of[category] += (uint64_t)bytes;
-    t->now.event = event;
-    ta_usage_sample *open = &t->samples[t->count - 1];
-    if (t->now.live > open->live) {
-        const uint64_t reserved = open->reserved;
-        *open = t->now;
-        if (reserved > open->reserved) open->reserved = reserved;
-    }
-    if (t->now.live > t->highest) t->highest = t->now.live;
-}
-
 void ta_timeline_reserve(ta_timeline *t, uint64_t bytes)
 {
     t->now.reserved = bytes;

@@ -29,8 +29,21 @@ uint64_t ta_timeline_bytes(const ta_timeline *t);
 /* `us` is since the start and never falls. The state was what it was until now: */
 void ta_timeline_pass(ta_timeline *t, double us);
 /* after which `bytes` more (or less) of a category live, by the event of that number. */
-void ta_timeline_change(ta_timeline *t, ta_category category, int64_t bytes,
-                        uint64_t event);
+static inline void ta_timeline_change(ta_timeline *t, ta_category category, int64_t bytes,
+                                      uint64_t event)
+{
+    if (!t->samples) return;
+    t->now.live += (uint64_t)bytes;
+    t->now.of[category] += (uint64_t)bytes;
+    t->now.event = event;
+    ta_usage_sample *open = &t->samples[t->count - 1];
+    if (t->now.live > open->live) {
+        const uint64_t reserved = open->reserved;
+        *open = t->now;
+        if (reserved > open->reserved) open->reserved = reserved;
+    }
+    if (t->now.live > t->highest) t->highest = t->now.live;
+}
 /* The pages held; a sample keeps the most. */
 void ta_timeline_reserve(ta_timeline *t, uint64_t bytes);
 

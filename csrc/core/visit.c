@@ -110,10 +110,10 @@ ta_status ta_visit(ta_allocator *a, int device, const ta_visitor *visitor)
         if (!d) continue;
         ta_lock_take(&d->pages);
         for (ta_arena *arena = d->arenas; arena; arena = arena->next) {
-            ta_lock_take(&arena->lock);
+            ta_arena_lock(arena);
             for (const ta_chunk *c = arena->chunks; c; c = c->next)
                 visit_chunk(arena, c, visitor);
-            ta_lock_drop(&arena->lock);
+            ta_arena_unlock(arena);
         }
         ta_lock_drop(&d->pages);
     }

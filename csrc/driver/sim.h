@@ -26,8 +26,11 @@ typedef struct ta_sim_config {
     bool no_peers;   /* can_access_peer says no */
     bool free_calls; /* calls take no virtual time (benchmarks) */
     uint64_t host_memory; /* bytes that can be pinned; 0: 1 TiB */
-    bool no_host_pages;   /* pages of the host's tier fail with TA_UNSUPPORTED */
-    const char *dir;      /* shared state of the machine; NULL: private to this ta_sim */
+    double
+        link_gbs; /* 10^9 bytes a second: what copies of the allocator's take, and nothing
+                        else; 0: a random while on top */
+    bool no_host_pages; /* pages of the host's tier fail with TA_UNSUPPORTED */
+    const char *dir;    /* shared state of the machine; NULL: private to this ta_sim */
 } ta_sim_config;
 
 ta_status ta_sim_create(const ta_sim_config *config, ta_sim **sim);

@@ -274,7 +274,9 @@ void ta_sim_node_run(ta_sim *sim, const ta_sim_node *node)
 {
     if (sim->config.no_backing) return;
     void *dst = (void *)(uintptr_t)node->dst;
-    if (node->kind == TA_SIM_COPY)
+    if (node->kind == TA_SIM_COPY && node->whole)
+        ta_sim_copy_granules(sim, node->dst, node->src, node->size);
+    else if (node->kind == TA_SIM_COPY)
         memmove(dst, (const void *)(uintptr_t)node->src, node->size);
     else if (node->kind == TA_SIM_FILL)
         memset(dst, node->value, node->size);

@@ -157,6 +157,8 @@ ta_sim_reservation *ta_sim_find_reservation(ta_sim *sim, uint64_t addr);
 /* Whether the device can touch all of the range. False also where it is partly outside.
  * */
 bool ta_sim_accessible(ta_sim *sim, int device, uint64_t addr, uint64_t size);
+/* The bytes of a copy of whole granules, all of them mapped. */
+void ta_sim_copy_granules(ta_sim *sim, uint64_t to, uint64_t from, uint64_t size);
 
 /* --- sim_pages.c: real memory. False: the system has none --------------------- */
 bool ta_sim_pages_create(ta_sim *sim);
@@ -173,6 +175,9 @@ int ta_sim_pages_export(ta_sim *sim, uint64_t offset, uint64_t size);
 bool ta_sim_pages_exported(int fd, uint64_t *offset, uint64_t *size);
 bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size);
 void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size);
+/* Of `size` bytes at two addresses and their offsets: what was never touched stays so. */
+void ta_sim_pages_copy(ta_sim *sim, uint64_t to, uint64_t to_offset, uint64_t from,
+                       uint64_t from_offset, uint64_t size);
 
 /* --- sim_stream.c ------------------------------------------------------------ */
 void ta_sim_stream_table(ta_driver *driver);
@@ -227,6 +232,7 @@ typedef struct ta_sim_node {
     double us;
     const ta_sim_range *ranges; /* of a launch */
     int count;
+    bool whole; /* a copy of whole granules from handle to handle */
 } ta_sim_node;
 /* Does a copy's or a fill's bytes. */
 void ta_sim_node_run(ta_sim *sim, const ta_sim_node *node);

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -106,4 +107,26 @@ void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size)
     if (sim->config.no_backing) return;
     (void)!fallocate(sim->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                      (off_t)offset, (off_t)size);
+}
+
+/* The first byte at or after `offset` that the file has, or has not; `end` at most. */
+static uint64_t seek(const ta_sim *sim, uint64_t offset, uint64_t end, int whence)
+{
+    const off_t at = lseek(sim->memfd, (off_t)offset, whence);
+    return at < 0 || (uint64_t)at > end ? end : (uint64_t)at;
+}
+
+void ta_sim_pages_copy(ta_sim *sim, uint64_t to, uint64_t to_offset, uint64_t from,
+                       uint64_t from_offset, uint64_t size)
+{
+    const uint64_t end = from_offset + size, to_end = to_offset + size;
+    if (seek(sim, to_offset, to_end, SEEK_DATA) < to_end)
+        ta_sim_pages_drop(sim, to_offset, size);
+    for (uint64_t at = from_offset, after; at < end; at = after) {
+        at = seek(sim, at, end, SEEK_DATA);
+        after = seek(sim, at, end, SEEK_HOLE);
+        if (at == end) break;
+        memcpy((void *)(uintptr_t)(to + (at - from_offset)),
+               (const void *)(uintptr_t)(from + (at - from_offset)), after - at);
+    }
 }

@@ -149,6 +149,31 @@ static ta_status do_unreserve(ta_sim *sim, uint64_t addr, uint64_t size)
     return TA_OK;
 }
 
+/* Where the granule's bytes lie; false: in no handle. */
+static bool offset_of(ta_sim *sim, uint64_t addr, uint64_t *offset)
+{
+    const ta_sim_reservation *r = ta_sim_holder(sim, addr, TA_SIM_GRANULARITY);
+    if (!r || r->plain) return false;
+    const ta_sim_slot *slot = ta_sim_slot_at(r, addr);
+    if (!slot->handle) return false;
+    *offset = sim->handles[slot->handle - 1].offset + slot->part * TA_SIM_GRANULARITY;
+    return true;
+}
+
+void ta_sim_copy_granules(ta_sim *sim, uint64_t to, uint64_t from, uint64_t size)
+{
+    for (uint64_t at = 0; at < size; at += TA_SIM_GRANULARITY) {
+        uint64_t to_offset, from_offset;
+        if (offset_of(sim, to + at, &to_offset) &&
+            offset_of(sim, from + at, &from_offset) && to_offset != from_offset)
+            ta_sim_pages_copy(sim, to + at, to_offset, from + at, from_offset,
+                              TA_SIM_GRANULARITY);
+        else
+            memmove((void *)(uintptr_t)(to + at), (const void *)(uintptr_t)(from + at),
+                    TA_SIM_GRANULARITY);
+    }
+}
+
 static ta_status sim_unreserve(void *self, uint64_t addr, uint64_t size)
 {
     ta_sim *sim = self;

@@ -206,7 +206,8 @@ static ta_status queue_bytes(ta_sim *sim, ta_stream stream, ta_sim_node node)
             check_range(sim, node.device, ranges[i].addr, node.size);
             return TA_INVALID;
         }
-    node.us = ta_sim_while_us(sim) + (double)node.size / 50e3; /* 50 GB/s */
+    if (node.us <= 0)
+        node.us = ta_sim_while_us(sim) + (double)node.size / 50e3; /* 50 GB/s */
     return queue_node(sim, stream, &node);
 }
 
@@ -366,8 +367,14 @@ static ta_status sim_copy(void *self, int device, ta_stream stream, uint64_t to,
         ta_sim_violate(sim, "a copy of the allocator's touches memory outside of it");
         status = TA_INVALID;
     } else {
-        const ta_sim_node node = {
-            .kind = TA_SIM_COPY, .device = device, .dst = to, .src = from, .size = bytes};
+        const double link = sim->config.link_gbs;
+        const ta_sim_node node = {.kind = TA_SIM_COPY,
+                                  .device = device,
+                                  .us = link > 0 ? (double)bytes / (link * 1e3) : 0,
+                                  .dst = to,
+                                  .src = from,
+                                  .size = bytes,
+                                  .whole = (to | from | bytes) % TA_SIM_GRANULARITY == 0};
         status = queue_bytes(sim, stream, node);
     }
     ta_sim_end(sim);

@@ -140,6 +140,14 @@ TA_API ta_status ta_record_stream(ta_allocator *allocator, void *ptr, ta_stream 
 /* Start and size of the block that holds `ptr`. */
 TA_API ta_status ta_base_address(ta_allocator *allocator, const void *ptr, void **base,
                                  size_t *size);
+typedef struct ta_block_place {
+    int device;
+    uint32_t region; /* ta_region_id; 0: none */
+    uint64_t size;   /* bytes, in granules */
+} ta_block_place;
+/* Where the live block that begins at `ptr` is. TA_INVALID: there is none. */
+TA_API ta_status ta_block_where(ta_allocator *allocator, const void *ptr,
+                                ta_block_place *place);
 /* The out-of-memory text, torch's standard opening first. Returns the length that snprintf
  * would. Pure: takes no lock. */
 TA_API int ta_oom_text(const ta_oom *oom, char *text, size_t capacity);
@@ -305,9 +313,13 @@ typedef struct ta_step_info {
     uint64_t brought_back;  /* bytes of live pages that came to the device */
     uint64_t still_on_host; /* bytes of live pages for which there was no room */
     double us, copy_us;     /* the call's time; of it, waiting for copies */
+    uint64_t sent_out;      /* bytes of live pages that left the device */
 } ta_step_info;
 /* A step's mark. Live pages on the host come back where the device has room, after all of the
- * device's work; the caller promises that no other thread launches any meanwhile. Without
+ * device's work; the caller promises that no other thread launches any meanwhile. The oldest
+ * blocks come first. With the net on, live pages leave where more is held than a cap that was
+ * lowered allows, or where another process asked for memory under a shared cap and we hold
+ * more than an equal part of it; the youngest blocks go first, and reach the host. Without
  * such pages it does nothing, and makes no driver call. TA_BUSY while a capture is open, which
  * a wait would break: nothing moves. A failure leaves every byte where it can be read, and
  * the next mark tries again. Device -1: all. `info` may be NULL. */
@@ -456,7 +468,7 @@ typedef struct ta_segment_info { /* a run of mapped pages */
 typedef struct ta_block_info {
     uint64_t addr, size, requested; /* free: requested 0 */
     ta_block_state state;
-    uint64_t serial; /* of the allocation: rises on each device, unique in the process */
+    uint64_t serial; /* of the allocation: unique in the process, rises on each stream */
 } ta_block_info;
 /* Calls back for each run of mapped pages and then for its blocks in address order: they
  * tile it. The callbacks run with a lock held: they must not call the allocator. Device -1:
@@ -481,6 +493,7 @@ typedef enum ta_event_kind {
     TA_EVENT_OOM = 6,
     TA_EVENT_MARK = 7 /* ta_mark: `text` */
 } ta_event_kind;
+#define TA_EVENTS_ALL 0xffu
 typedef struct ta_event_info {
     ta_event_kind kind;
     int device;
@@ -497,6 +510,9 @@ typedef struct ta_event_info {
 typedef void ta_observer(void *context, const ta_event_info *event);
 TA_API ta_status ta_add_observer(ta_allocator *allocator, ta_observer *observer,
                                  void *context);
+/* The same for some kinds alone: the sum of 1u << kind. The others cost nothing. */
+TA_API ta_status ta_add_observer_of(ta_allocator *allocator, ta_observer *observer,
+                                    void *context, unsigned kinds);
 /* Returns when no call to it is under way. */
 TA_API ta_status ta_remove_observer(ta_allocator *allocator, ta_observer *observer,
                                     void *context);

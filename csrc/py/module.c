@@ -60,6 +60,12 @@ static PyMethodDef methods[] = {
     SOME(region_wake, "region_wake(id) -> dict"),
     SOME(region_get, "region_get(id) -> dict | None"),
     SOME(region_of, "region_of(address) -> (id, asleep)"),
+    /* mempool.c */
+    SOME(mempool_limit, "mempool_limit(region, bytes | None)"),
+    SOME(mempool_held, "mempool_held(region, device) -> int: bytes of segments"),
+    NONE(mempool_refusal, "mempool_refusal() -> str | None: this thread's last, once"),
+    NONE(mempool_settle, "mempool_settle(): what was freed during a capture goes"),
+    NONE(mempool_capturing, "mempool_capturing() -> bool: a stream of torch's is"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
     /* pools.c */
@@ -72,11 +78,11 @@ static PyMethodDef methods[] = {
     NONE(usage_watch, "usage_watch(): count who uses what from now on"),
     NONE(usage_unwatch, "usage_unwatch(): count nothing until usage_watch()"),
     SOME(usage_enter, "usage_enter(name) -> bytes for usage_leave"),
-    SOME(usage_leave, "usage_leave(bytes)"),
+    SOME(usage_enter_anew,
+         "usage_enter_anew(name): usage_between(None), then usage_enter"),
+    SOME(usage_leave, "usage_leave(bytes, between=None, backward=False) -> bool"),
     SOME(usage_between, "usage_between(name | None): the phase outside all phases"),
-    NONE(usage_step, "usage_step(): a step of the program ends"),
-    SOME(usage_backward_ends,
-         "usage_backward_ends(bytes) -> bool: whether all is to be told instead"),
+    NONE(usage_step, "usage_step() -> bool: whether messages() may say something"),
     NONE(usage_due, "usage_due() -> bool: whether all categories are to be told"),
     NONE(usage_told, "usage_told(): all categories were"),
     SOME(usage_unused, "usage_unused(bytes): of graphs that will not run backward"),

@@ -73,11 +73,11 @@ PyObject *ta_py_step(PyObject *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     status = ta_step(allocator, device, &info);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("{s:i,s:s,s:K,s:K,s:d,s:d}", "status", (int)status, "text",
-                         ta_status_text(status), "brought_back",
-                         (unsigned long long)info.brought_back, "still_on_host",
-                         (unsigned long long)info.still_on_host, "us", info.us, "copy_us",
-                         info.copy_us);
+    return Py_BuildValue(
+        "{s:i,s:s,s:K,s:K,s:K,s:d,s:d}", "status", (int)status, "text",
+        ta_status_text(status), "brought_back", (unsigned long long)info.brought_back,
+        "still_on_host", (unsigned long long)info.still_on_host, "sent_out",
+        (unsigned long long)info.sent_out, "us", info.us, "copy_us", info.copy_us);
 }
 
 /* The highest of the live bytes since a plan last looked, whoever resets torch's peaks. An

@@ -55,27 +55,38 @@ PyObject *ta_py_usage_enter(PyObject *self, PyObject *args)
     return PyBytes_FromStringAndSize((const char *)&span, sizeof span);
 }
 
-/* False with an exception for what usage_enter did not give. */
-static bool span_of(PyObject *args, const char *format, ta_usage_span *span)
+/* usage_enter_anew(name) -> bytes, or None where nothing is counted yet, or in a child */
+PyObject *ta_py_usage_enter_anew(PyObject *self, PyObject *args)
 {
-    const char *bytes = NULL;
-    Py_ssize_t length = 0;
-    if (!PyArg_ParseTuple(args, format, &bytes, &length)) return false;
-    if (usage == NULL || length != (Py_ssize_t)sizeof *span) {
-        PyErr_SetString(PyExc_ValueError, "a span that usage_enter did not give");
-        return false;
-    }
-    memcpy(span, bytes, sizeof *span);
-    return true;
+    (void)self;
+    const char *name = NULL;
+    ta_usage_span span;
+    if (!PyArg_ParseTuple(args, "s:usage_enter_anew", &name)) return NULL;
+    if (!watching || ta_process_forked()) Py_RETURN_NONE;
+    ta_usage_enter_anew(usage, name, &span);
+    return PyBytes_FromStringAndSize((const char *)&span, sizeof span);
 }
 
+/* usage_leave(bytes of usage_enter, between=None, backward=False) -> bool: whether all is to
+ * be told now. */
 PyObject *ta_py_usage_leave(PyObject *self, PyObject *args)
 {
     (void)self;
+    const char *bytes = NULL, *between = NULL;
+    Py_ssize_t length = 0;
+    int backward = 0;
     ta_usage_span span;
-    if (!span_of(args, "y#:usage_leave", &span)) return NULL;
-    ta_usage_leave(usage, &span);
-    Py_RETURN_NONE;
+    if (!PyArg_ParseTuple(args, "y#|zp:usage_leave", &bytes, &length, &between,
+                          &backward))
+        return NULL;
+    if (usage == NULL || length != (Py_ssize_t)sizeof span) {
+        PyErr_SetString(PyExc_ValueError, "a span that usage_enter did not give");
+        return NULL;
+    }
+    memcpy(&span, bytes, sizeof span);
+    ta_usage_leave_to(usage, &span, between);
+    return PyBool_FromLong(backward ? ta_usage_backward_ends(usage, &span)
+                                    : ta_usage_due(usage));
 }
 
 PyObject *ta_py_usage_between(PyObject *self, PyObject *args)
@@ -88,22 +99,14 @@ PyObject *ta_py_usage_between(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* usage_step() -> bool: whether `messages` may have something to say */
 PyObject *ta_py_usage_step(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
     if (needed() == NULL) return NULL;
-    ta_usage_step(usage);
-    Py_RETURN_NONE;
-}
-
-/* usage_backward_ends(bytes of usage_enter) -> bool */
-PyObject *ta_py_usage_backward_ends(PyObject *self, PyObject *args)
-{
-    (void)self;
-    ta_usage_span span;
-    if (!span_of(args, "y#:usage_backward_ends", &span)) return NULL;
-    return PyBool_FromLong(ta_usage_backward_ends(usage, &span));
+    const bool spilled = ta_usage_step(usage);
+    return PyBool_FromLong(spilled || ta_message_waits());
 }
 
 PyObject *ta_py_usage_due(PyObject *self, PyObject *args)
@@ -324,6 +327,7 @@ PyObject *ta_py_usage_timeline(PyObject *self, PyObject *args)
     double interval_us = 0;
     if (!PyArg_ParseTuple(args, "i:usage_timeline", &device) || needed() == NULL)
         return NULL;
+    if (ta_process_forked()) return ta_none_or_raise(TA_FORKED);
     ta_usage_sample *samples = malloc(TA_USAGE_SAMPLES * sizeof *samples);
     if (samples == NULL) return PyErr_NoMemory();
     size_t count =

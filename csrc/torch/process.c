@@ -74,6 +74,15 @@ void ta_say(const char *format, ...)
     pthread_mutex_unlock(&say_lock);
 }
 
+bool ta_message_waits(void)
+{
+    if (ta_process_forked()) return false;
+    pthread_mutex_lock(&say_lock);
+    const bool waits = taken != said || lost > 0;
+    pthread_mutex_unlock(&say_lock);
+    return waits;
+}
+
 int ta_next_message(char *text, size_t capacity)
 {
     int length = -1;

@@ -23,5 +23,6 @@ bool ta_process_forked(void);
 void ta_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Takes the oldest message out: its length, or -1 when there is none. */
 int ta_next_message(char *text, size_t capacity);
+bool ta_message_waits(void);
 
 #endif

@@ -11,6 +11,7 @@
 #include "profile.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "../core/count.h"
@@ -35,26 +36,41 @@ static struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int profilers;
 
+/* Bytes that live on each device: what lived when the observer came, and the change since. */
+static _Atomic uint64_t base[TA_MAX_DEVICES], since[TA_MAX_DEVICES];
+#define KINDS (1u << TA_EVENT_ALLOC | 1u << TA_EVENT_FREE | 1u << TA_EVENT_OOM)
+
+/* No lock of an arena is held here, as it is where events are told. */
+static void note_base(ta_allocator *allocator)
+{
+    for (int i = 0; i < TA_MAX_DEVICES; i++) {
+        ta_stats stats;
+        if (ta_get_stats(allocator, i, &stats) != TA_OK) stats.allocated[0].current = 0;
+        atomic_store(&base[i], stats.allocated[0].current - atomic_load(&since[i]));
+    }
+}
+
 static void tell(void *context, const ta_event_info *event)
 {
     ta_allocator *allocator = context;
     const torch_device device = {CUDA_DEVICE_TYPE, (int8_t)event->device};
-    if (event->kind != TA_EVENT_ALLOC && event->kind != TA_EVENT_FREE &&
-        event->kind != TA_EVENT_OOM)
-        return;
+    if (event->kind == TA_EVENT_ALLOC)
+        atomic_fetch_add(&since[event->device], ta_round_up(event->size, TA_GRANULE));
+    else if (event->kind == TA_EVENT_FREE)
+        atomic_fetch_sub(&since[event->device], ta_round_up(event->size, TA_GRANULE));
     if (!torch.wanted()) return;
     const uint64_t bytes = ta_round_up(event->size, TA_GRANULE);
-    uint64_t allocated = 0;
-    uint64_t reserved = 0;
-    ta_count_totals(allocator, event->device, &allocated, &reserved);
+    const uint64_t allocated =
+        atomic_load(&base[event->device]) + atomic_load(&since[event->device]);
+    const uint64_t reserved = ta_count_reserved(allocator, event->device);
     if (event->kind == TA_EVENT_OOM) {
         if (torch.report_out_of_memory != NULL)
             torch.report_out_of_memory((int64_t)bytes, allocated, reserved, device);
         return;
     }
-    const bool freed = event->kind == TA_EVENT_FREE; /* told before it is counted */
+    const bool freed = event->kind == TA_EVENT_FREE;
     torch.report((void *)(uintptr_t)event->addr, freed ? -(int64_t)bytes : (int64_t)bytes,
-                 freed ? allocated - bytes : allocated, reserved, device);
+                 allocated, reserved, device);
 }
 
 static bool found(void)
@@ -74,7 +90,9 @@ ta_status ta_torch_profile(bool begins)
     if (status != TA_OK || ta_process_forked()) return status;
     pthread_mutex_lock(&lock);
     if (begins && profilers == 0) {
-        status = found() ? ta_add_observer(allocator, tell, allocator) : TA_UNSUPPORTED;
+        status = found() ? ta_add_observer_of(allocator, tell, allocator, KINDS)
+                         : TA_UNSUPPORTED;
+        if (status == TA_OK) note_base(allocator);
         profilers += status == TA_OK;
     } else if (begins) {
         profilers++;

@@ -14,7 +14,11 @@
 #include <pthread.h>
 #include <stdint.h>
 
+#include "../core/driver.h"
+#include "../driver/cuda.h"
 #include "find.h"
+#include "mempool.h"
+#include "process.h"
 #include "status.h"
 #include "torch.h"
 
@@ -79,6 +83,40 @@ ta_stream_life ta_torch_stream_life(void *context, int device, ta_stream stream)
         }
     }
     return TA_STREAM_STRANGE;
+}
+
+/* Captures of torch are on streams of its pool. The default stream cannot be captured. */
+static bool capturing_on(const ta_driver *driver, int device)
+{
+    bool yes = false;
+    for (int64_t priority = 1; priority <= 2 && !yes; priority++) {
+        for (int64_t place = 0; place < POOL_PLACES && !yes; place++) {
+            torch_stream one = {.device_type = CUDA_DEVICE_TYPE,
+                                .device_index = (int8_t)device,
+                                .id = place << 5 | priority << 1 | 1};
+            bool it = false;
+            yes = driver->is_capturing(driver->self, device, torch.handle(&one), &it) ==
+                      TA_OK &&
+                  it;
+        }
+    }
+    return yes;
+}
+
+bool ta_mempool_capturing(void)
+{
+    ta_allocator *allocator = ta_process_allocator();
+    const ta_driver *driver = ta_cuda_driver();
+    bool yes = false;
+    if (allocator == NULL || !ready()) return false;
+    for (int device = 0; device < TA_MAX_DEVICES && !yes; device++) {
+        uintptr_t saved[2];
+        if (!ta_device_used(allocator, device)) continue;
+        if (driver->enter(driver->self, device, saved) != TA_OK) continue;
+        yes = capturing_on(driver, device);
+        driver->leave(driver->self, device, saved);
+    }
+    return yes;
 }
 
 int ta_test_stream_life(int device, ta_stream stream)

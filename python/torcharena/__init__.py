@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .batches.batches import find_batch_size
     from .integrations.figures import tqdm_postfix
     from .integrations.lending import cupy_allocator, rmm_resource
+    from .pools.pools import Pool, pool
     from .rehearsal.api import is_rehearsal, rehearse
     from .reports.lines import stacks
     from .reports.notebook import Watch, watch
@@ -44,6 +45,7 @@ __all__ = [
     "BatchSize",
     "Limit",
     "Limits",
+    "Pool",
     "Recording",
     "Report",
     "Timeline",
@@ -70,6 +72,7 @@ __all__ = [
     "on_oom",
     "onload_optimizer",
     "phase",
+    "pool",
     "record",
     "region",
     "rehearse",
@@ -105,6 +108,8 @@ _LATE = {
     "offload_optimizer": "spill.offload_optimizers",
     "on_oom": "reports.out_of_memory",
     "onload_optimizer": "spill.offload_optimizers",
+    "pool": "pools.pools",
+    "Pool": "pools.pools",
     "rehearse": "rehearsal.api",
     "report": "reports.reporting",
     "rmm_resource": "integrations.lending",

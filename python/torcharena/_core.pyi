@@ -146,6 +146,7 @@ class Step(TypedDict):
     text: str  # of the status
     brought_back: int
     still_on_host: int
+    sent_out: int  # beyond a cap that was lowered, or since another process asked
     us: float
     copy_us: float
 
@@ -287,6 +288,20 @@ def region_get(id: int, /) -> Region | None: ...
 def region_of(address: int, /) -> tuple[int, bool]:
     """The region that holds the address, 0: none; and whether it sleeps."""
 
+# --- pools beside torch's own allocator ----------------------------------------------------
+def mempool_limit(region: int, bytes: int | None, /) -> None:
+    """Of segments that the region's pool may hold on each device."""
+
+def mempool_held(region: int, device: int, /) -> int: ...
+def mempool_refusal() -> str | None:
+    """Why this thread's last request was refused; it is told once."""
+
+def mempool_settle() -> None:
+    """What was freed during a capture goes."""
+
+def mempool_capturing() -> bool:
+    """A stream of torch's is being captured."""
+
 # --- numbers -----------------------------------------------------------------------------
 def set_limit(device: int, source: str, bytes: int | None, /) -> None:
     """Sets one source's limit, None for none; device -1: every device.
@@ -351,13 +366,21 @@ def usage_unwatch() -> None:
 def usage_enter(name: str, /) -> bytes:
     """Enters a phase inside the present one; the answer is for `usage_leave`."""
 
-def usage_leave(span: bytes, /) -> None: ...
+def usage_enter_anew(name: str, /) -> bytes | None:
+    """`usage_between(None)`, then `usage_enter`. None, and nothing done, where nothing is
+    counted yet, and in a forked child."""
+
+def usage_leave(
+    span: bytes, between: str | None = None, backward: bool = False, /
+) -> bool:
+    """`usage_between(between)` where that is a name; leaves. True: a peak is newer than
+    `usage_told`. Otherwise, with ``backward``, what the phase left is taken to be gradients."""
+
 def usage_between(name: str | None, /) -> None:
     """What the leading thread does outside all phases counts to the phase of this name."""
 
-def usage_step() -> None: ...
-def usage_backward_ends(span: bytes, /) -> bool:
-    """What the phase left is taken to be gradients; True: it is not, tell all instead."""
+def usage_step() -> bool:
+    """A step ends. Whether `messages` may have something to say."""
 
 def usage_due() -> bool:
     """Whether a peak is newer than `usage_told`."""

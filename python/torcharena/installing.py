@@ -103,7 +103,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     library = core()
     if asked is not None:
         found = _probed(library)
-        _refuse_unfit(found, bool(merged["fallback"]))
+        refuse_unfit(found, bool(merged["fallback"]))
         spilling.refuse_unfit(found, merged["spill"])
     allocator = _allocator(torch, library)
     admin = limits_admin.begin(merged)
@@ -281,7 +281,7 @@ def _probed(library: Any) -> Any:
     return library.probe(0) if found["reason"] else found
 
 
-def _refuse_unfit(found: Any, fallback: bool) -> None:
+def refuse_unfit(found: Any, fallback: bool) -> None:
     """Raises RuntimeError where there is no device, or the first one has no virtual memory
     management."""
     if found["reason"]:
@@ -319,7 +319,7 @@ def _cuda_is_up() -> None:
     library, now = core(), state.current
     with state.lock:
         found = library.probe(0)
-        _refuse_unfit(found, now.fallback)
+        refuse_unfit(found, now.fallback)
         spilling.refuse_unfit(found, now.spill)
         if not library.created():
             # One ratio for both: reused up to it if passed, waited for above it.

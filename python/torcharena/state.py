@@ -87,6 +87,7 @@ class State:
     admin: Any = None  # a limits_admin.Admin
     cuda_is_up: bool = False  # torch says so itself only when the queued calls are done
     announced: bool = False
+    pools: bool = False  # the library's allocator is for `pool` alone, under torch's own
 
 
 current = State()

@@ -1,23 +1,31 @@
 /* test_spill_random.c - random sequences of allocs, frees, uses, steps, sleeps, wakes, caps,
- * budgets and failing driver calls, with the contents of every block checked.
+ * budgets and failing driver calls, with the contents of every block checked. In every other
+ * run device 0 has a cap that is shared with a neighbour in the ledger, who takes, gives back and
+ * asks at random, while the cap itself rises and falls.
  *
  * One thread does all of it; then several allocate, use and free while one of them marks
  * steps and puts regions to sleep: launches are kept out meanwhile, as the interface asks,
  * allocs and frees are not. What must hold: bytes are what was written, books balance with
  * the machine's, the oracle sees no broken order, and in the end nothing is left.
- * TA_TEST_SEED=n runs one seed; TA_TEST_LONG a million steps. */
+ * TA_TEST_SEED=n runs one seed; TA_TEST_LONG many times as many steps: without, it is a million in
+ * the plain build. */
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "world.h"
+#include "../../csrc/core/ledger.h"
+#include "share_world.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define STEPS 1500
+#define CROWDED 1500
 #elif defined(__SANITIZE_ADDRESS__)
 #define STEPS 4000
+#define CROWDED 4000
 #else
-#define STEPS 12000
+#define STEPS 160000 /* of one thread */
+#define CROWDED 12000
 #endif
+#define SHARED_CAP (56 * MiB)
 
 enum { SLOTS = 60, THREADS = 3, REGIONS = 3, DEVICES = 2, STREAMS = 3 };
 
@@ -30,6 +38,8 @@ typedef struct model {
     pthread_rwlock_t launching; /* read: launches; written: nobody may */
     ta_region_id region[REGIONS];
     bool asleep[REGIONS], dropped[REGIONS]; /* under `launching` */
+    ta_ledger *neighbour;                   /* NULL: the cap is ours alone */
+    uint64_t shared_cap, sent, back;
 } model;
 
 typedef struct slot {
@@ -75,11 +85,29 @@ static bool readable(const model *m, const slot *s)
     return s->region < 0 || !m->asleep[s->region];
 }
 
+/* What a block should hold: words at the start of every 64 KiB and its last byte. A copy is of
+ * whole pages, so these tell of each; the memory behind is taken where it is touched. */
+static bool pattern(const held *h, bool write)
+{
+    bool same = true;
+    for (uint64_t at = 0; at + 8 < h->size; at += 64 * KiB) {
+        uint64_t *p = (uint64_t *)(void *)(h->at + at);
+        const uint64_t word = h->serial * 1000003u + at;
+        if (write)
+            *p = word;
+        else
+            same = same && *p == word;
+    }
+    const unsigned char last = (unsigned char)h->serial;
+    if (write) h->at[h->size - 1] = last;
+    return same && h->at[h->size - 1] == last;
+}
+
 /* The lock is held. */
 static void check_slot(worker *k, const slot *s)
 {
     if (!s->h.at || !s->known || !readable(k->m, s)) return;
-    if (!world_kept(&s->h))
+    if (!pattern(&s->h, false))
         WRONG(k, "%p of %llu bytes changed (region %d)", (void *)s->h.at,
               (unsigned long long)s->h.size, s->region);
 }
@@ -90,7 +118,7 @@ static void launch(worker *k, slot *s, ta_stream stream, bool write)
     pthread_rwlock_rdlock(&m->launching);
     if (readable(m, s)) {
         check_slot(k, s);
-        if (write || !s->known) world_write(&s->h);
+        if (write || !s->known) pattern(&s->h, true);
         s->known = true;
         if (stream != s->h.stream) {
             s->shared = true;
@@ -187,14 +215,35 @@ static void step_mark(worker *k)
 {
     model *m = k->m;
     pthread_rwlock_wrlock(&m->launching);
-    const ta_status status = ta_step(m->w.allocator, -1, NULL);
+    ta_step_info info;
+    const ta_status status = ta_step(m->w.allocator, -1, &info);
     if (status && !k->armed) {
         printf("  step gives %d\n", (int)status);
         atomic_store(&m->failed, 1);
     }
+    m->sent += info.sent_out;
+    m->back += info.brought_back;
     if (!k->armed)
         for (int i = 0; i < SLOTS; i++) check_slot(k, &k->slot[i]);
     pthread_rwlock_unlock(&m->launching);
+}
+
+/* Takes some of the shared cap, as one who asks others for it; gives some back; or the cap
+ * itself is another. */
+static void neighbour(worker *k)
+{
+    model *m = k->m;
+    const uint64_t bytes = draw(k, 1, 8) * 2 * MiB, theirs = ta_ledger_held(m->neighbour);
+    const uint64_t what = draw(k, 0, 9);
+    if (what == 0) {
+        m->shared_cap = draw(k, 0, 2) ? SHARED_CAP : draw(k, 8, 28) * 2 * MiB;
+        const ta_share_caps caps = CAP(m->shared_cap, TA_NO_LIMIT);
+        const ta_status status = ta_share_set_caps(m->w.allocator, 0, &caps, NULL);
+        if (status && !k->armed) WRONG(k, "set_caps gives %d", (int)status);
+    } else if (what < 6)
+        reserve(m->neighbour, bytes, m->shared_cap);
+    else
+        ta_ledger_release(m->neighbour, bytes < theirs ? bytes : theirs);
 }
 
 static void settings(worker *k, uint64_t what)
@@ -265,6 +314,8 @@ static void one_step(worker *k)
         step_mark(k);
     else if (what < 22)
         settings(k, draw(k, 0, 3));
+    else if (what < 30 && m->neighbour && !k->number)
+        neighbour(k);
     else if (what < 60)
         ta_sim_advance_us(m->w.sim, (double)draw(k, 1, 3000));
     else if (!s->h.at)
@@ -286,7 +337,9 @@ static void *work(void *context)
 {
     worker *k = context;
     for (k->step = 0; !k->m->failed; k->step++) {
-        if (k->step >= STEPS * (getenv("TA_TEST_LONG") ? 80 : 1)) break;
+        if (k->step >=
+            (k->m->alone ? STEPS : CROWDED) * (getenv("TA_TEST_LONG") ? 20 : 1))
+            break;
         one_step(k);
         if (ta_test_failed) atomic_store(&k->m->failed, 1);
         if (k->m->alone && k->step % 32 == 0 && !k->m->failed) books(k);
@@ -296,6 +349,7 @@ static void *work(void *context)
 
 static void run(uint64_t seed, int threads)
 {
+    const bool shared = seed % 2 == 0;
     static model m;
     static worker workers[THREADS];
     memset(&m, 0, sizeof m);
@@ -311,6 +365,15 @@ static void run(uint64_t seed, int threads)
     world_open_with(&m.w, &config, STREAMS, &pages);
     ta_oracle_allow_moves(m.w.sim, true);
     CHECK_EQ(ta_set_spill(m.w.allocator, &spill), TA_OK);
+    if (shared) {
+        bool there;
+        open_directory();
+        alarm(0);
+        m.shared_cap = SHARED_CAP;
+        const ta_share_config share = share_of("", "", CAP(SHARED_CAP, TA_NO_LIMIT));
+        CHECK_EQ(ta_share_open(m.w.allocator, 0, &share, &there, why), TA_OK);
+        CHECK((m.neighbour = join(&nobody)) != NULL);
+    }
     for (int r = 0; r < REGIONS; r++)
         CHECK_EQ(ta_region_open(m.w.allocator, names[r], &configs[r], &m.region[r]),
                  TA_OK);
@@ -343,7 +406,14 @@ static void run(uint64_t seed, int threads)
         CHECK_EQ(ta_sim_used(m.w.sim, d, false), 0);
     }
     CHECK_EQ(ta_sim_pinned(m.w.sim), 0);
+    if (m.alone && !shared) CHECK(m.back > 0);
+    if (shared) {
+        if (m.alone) CHECK(m.sent > 0);
+        CHECK_EQ(living(), ta_ledger_held(m.neighbour));
+        ta_ledger_leave(m.neighbour);
+    }
     world_close(&m.w);
+    if (shared) close_directory();
 }
 
 static void seeds(int count, int threads)
@@ -356,7 +426,7 @@ static void seeds(int count, int threads)
     for (int i = 1; i <= count && !ta_test_failed; i++) run((uint64_t)i, threads);
 }
 
-TEST(one_thread) { seeds(3, 1); }
+TEST(one_thread) { seeds(6, 1); }
 TEST(threads) { seeds(2, THREADS); }
 
 TEST_MAIN()

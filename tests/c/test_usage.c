@@ -3,44 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/usage.h"
-#include "driver/nulldriver.h"
-#include "testing.h"
-
-#define MIB ((size_t)1 << 20)
-
-typedef struct fixture {
-    ta_null *null;
-    ta_allocator *a;
-    ta_usage *u;
-} fixture;
-
-static fixture set_up(void)
-{
-    fixture f = {0};
-    ta_null_config config = {.devices = 2, .memory = (uint64_t)8 << 30};
-    if (ta_null_create(&config, &f.null) != TA_OK) abort();
-    if (ta_allocator_create(ta_null_driver(f.null), NULL, &f.a) != TA_OK) abort();
-    if (ta_usage_create(&f.u) != TA_OK || ta_usage_watch(f.u, f.a) != TA_OK) abort();
-    return f;
-}
-
-static void tear_down(fixture *f)
-{
-    char text[256] = "";
-    bool good = ta_usage_check(f->u, text, sizeof text);
-    ta_usage_destroy(f->u);
-    ta_allocator_destroy(f->a);
-    ta_null_destroy(f->null);
-    CHECK_STR(good ? "" : text, "");
-}
-
-static void *one(const fixture *f, size_t size)
-{
-    void *p = NULL;
-    ta_alloc(f->a, size, 0, NULL, &p, NULL);
-    return p;
-}
+#include "usage_world.h"
 
 static ta_usage_counts look(const fixture *f)
 {
@@ -531,6 +494,77 @@ TEST(spans_that_do_not_nest_end_where_they_began)
     CHECK_EQ(phase(&f, "outer/a").live + phase(&f, "outer/a/b").live, 0u);
     CHECK_EQ(phase(&f, "a").live + phase(&f, "a/b").live, 0u);
     CHECK_EQ(phase(&f, "main").live, 5 * MIB); /* in no phase of its own: the leader's */
+    tear_down(&f);
+}
+
+static void *leave_it(void *of)
+{
+    const fixture *f = ((void **)of)[0];
+    ta_usage_span mine;
+    ta_usage_enter(f->u, "helper", &mine);
+    ta_usage_leave(f->u, ((void **)of)[1]);
+    one(f, 4 * MIB);
+    ta_usage_leave(f->u, &mine);
+    return NULL;
+}
+
+static void *enter_it(void *of)
+{
+    const fixture *f = ((void **)of)[0];
+    ta_usage_span outer;
+    ta_usage_enter(f->u, "outer", &outer);
+    ta_usage_enter(f->u, "far", ((void **)of)[1]);
+    pthread_t other;
+    pthread_create(&other, NULL, leave_it, of);
+    pthread_join(other, NULL);
+    one(f, 8 * MIB);
+    ta_usage_leave(f->u, &outer);
+    return NULL;
+}
+
+TEST(a_span_that_another_thread_leaves_is_over_for_its_own)
+{
+    fixture f = set_up();
+    ta_usage_span span, led;
+    void *of[2] = {&f, &span};
+    enter_it(of); /* leads, and is led again by nobody */
+    CHECK_EQ(phase(&f, "outer/far").entries, 1u);
+    CHECK_EQ(phase(&f, "outer/far").live, 0u);
+    CHECK_EQ(phase(&f, "outer").live, 8 * MIB);
+    CHECK_EQ(phase(&f, "helper").live, 4 * MIB);
+    one(&f, MIB);
+    CHECK_EQ(phase(&f, "").live, MIB);
+    ta_usage_enter(f.u, "main", &led); /* so that the other does not lead */
+    pthread_t thread;
+    pthread_create(&thread, NULL, enter_it, of);
+    pthread_join(thread, NULL);
+    ta_usage_leave(f.u, &span); /* its thread is gone: nothing */
+    one(&f, 2 * MIB);
+    ta_usage_leave(f.u, &led);
+    CHECK_EQ(phase(&f, "outer/far").entries, 2u);
+    CHECK_EQ(phase(&f, "outer").live, 16 * MIB);
+    CHECK_EQ(phase(&f, "main").live, 2 * MIB);
+    tear_down(&f);
+}
+
+TEST(enter_anew_and_leave_to_are_both_calls_in_one)
+{
+    fixture f = set_up();
+    ta_usage_span forward, backward;
+    ta_usage_enter_anew(f.u, "forward", &forward);
+    one(&f, MIB);
+    ta_usage_leave_to(f.u, &forward, "forward");
+    one(&f, 2 * MIB); /* the loss */
+    CHECK_EQ(phase(&f, "forward").live, 3 * MIB);
+    ta_usage_enter_anew(f.u, "backward", &backward);
+    one(&f, 4 * MIB);
+    ta_usage_leave_to(f.u, &backward, NULL);
+    one(&f, 8 * MIB);
+    CHECK_EQ(phase(&f, "forward").live, 3 * MIB);
+    CHECK_EQ(phase(&f, "backward").live, 4 * MIB);
+    CHECK_EQ(phase(&f, "").live, 8 * MIB);
+    CHECK_EQ(phase(&f, "forward").entries, 1u);
+    CHECK_EQ(phase(&f, "backward").kept, 4 * MIB);
     tear_down(&f);
 }
 

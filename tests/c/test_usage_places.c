@@ -3,45 +3,20 @@
 
 #include "core/history.h"
 #include "core/place.h"
-#include "core/usage.h"
-#include "driver/nulldriver.h"
-#include "testing.h"
+#include "usage_world.h"
 
-#define KIB ((size_t)1 << 10)
-
-typedef struct fixture {
-    ta_null *null;
-    ta_allocator *a;
-    ta_usage *u;
-} fixture;
-
-static fixture set_up(void)
+/* With places told. */
+static fixture begin(void)
 {
-    fixture f = {0};
-    ta_null_config config = {.devices = 1, .memory = (uint64_t)1 << 30};
-    if (ta_null_create(&config, &f.null) != TA_OK) abort();
-    if (ta_allocator_create(ta_null_driver(f.null), NULL, &f.a) != TA_OK) abort();
-    if (ta_usage_create(&f.u) != TA_OK || ta_usage_watch(f.u, f.a) != TA_OK) abort();
+    fixture f = set_up();
     ta_place_begin();
     return f;
 }
 
-static void tear_down(fixture *f)
+static void end(fixture *f)
 {
-    char text[256] = "";
-    bool good = ta_usage_check(f->u, text, sizeof text);
     ta_place_end();
-    ta_usage_destroy(f->u);
-    ta_allocator_destroy(f->a);
-    ta_null_destroy(f->null);
-    CHECK_STR(good ? "" : text, "");
-}
-
-static void *one(const fixture *f, size_t size)
-{
-    void *p = NULL;
-    ta_alloc(f->a, size, 0, NULL, &p, NULL);
-    return p;
+    tear_down(f);
 }
 
 static uint64_t bytes_of(const fixture *f, uint16_t module, ta_usage_moment when)
@@ -70,7 +45,7 @@ static int is_at(uint16_t module, uint16_t stack)
 
 TEST(modules_nest_and_errors_leave_them)
 {
-    fixture f = set_up();
+    fixture f = begin();
     void *none = one(&f, 512);
     CHECK_EQ(ta_usage_modules(f.u, 0, NULL, 0), 0); /* no module allocated yet */
     ta_place_enter(1, true);
@@ -99,19 +74,19 @@ TEST(modules_nest_and_errors_leave_them)
     CHECK_EQ(counts_of(&f, 2).allocs, 1);
     ta_free(f.a, outer);
     ta_free(f.a, none);
-    tear_down(&f);
+    end(&f);
 }
 
 TEST(deeper_than_can_be_remembered)
 {
-    fixture f = set_up();
+    fixture f = begin();
     for (uint16_t i = 1; i <= TA_PLACE_DEPTH + 10; i++) ta_place_enter(i, i == 1);
     CHECK(is_at(TA_PLACE_DEPTH, 0));
     for (uint16_t i = TA_PLACE_DEPTH + 10; i > 10; i--) ta_place_leave(i);
     CHECK(is_at(10, 0));
     for (uint16_t i = 10; i > 0; i--) ta_place_leave(i);
     CHECK(is_at(0, 0));
-    tear_down(&f);
+    end(&f);
 }
 
 typedef struct backward {
@@ -138,7 +113,7 @@ static void *node(void *context)
 
 TEST(nodes_of_the_graph_count_to_where_they_were_made)
 {
-    fixture f = set_up();
+    fixture f = begin();
     pthread_t thread;
     backward b = {.f = &f};
     ta_place_at(3);
@@ -160,23 +135,23 @@ TEST(nodes_of_the_graph_count_to_where_they_were_made)
     CHECK_EQ(bytes_of(&f, 11, TA_USAGE_PEAK), 4 * KIB); /* its own for the past too */
     CHECK_EQ(ta_usage_set_modules(f.u, 0, &addr, &(uint16_t){TA_USAGE_MODULES}, 1), 0);
     ta_free(f.a, b.gradient);
-    tear_down(&f);
+    end(&f);
 }
 
 TEST(a_number_too_large_is_no_module)
 {
-    fixture f = set_up();
+    fixture f = begin();
     ta_place_enter(TA_USAGE_MODULES, true);
     ta_free(f.a, one(&f, KIB));
     ta_place_leave(TA_USAGE_MODULES);
     CHECK_EQ(counts_of(&f, 0).bytes, 0);
     CHECK_EQ(ta_usage_modules(f.u, 0, NULL, 0), 0);
-    tear_down(&f);
+    end(&f);
 }
 
 TEST(off_nothing_is_told)
 {
-    fixture f = set_up();
+    fixture f = begin();
     ta_history *history = NULL;
     CHECK_EQ(ta_history_start(f.a, 16, &history), TA_OK);
     ta_place_enter(1, true);
@@ -198,7 +173,7 @@ TEST(off_nothing_is_told)
     }
     CHECK_EQ(allocs, 2);
     CHECK_EQ(ta_history_stop(history), TA_OK);
-    tear_down(&f);
+    end(&f);
 }
 
 TEST_MAIN()

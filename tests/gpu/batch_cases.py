@@ -1,7 +1,7 @@
 """The batch finder on a card, G15 and S25: what it finds runs, is near the true limit, and
 leaves nothing behind. Run by test_batches.py, a process for each of torch's own allocators and the arena.
 
-    python batch_cases.py native|expandable|arena NAME..."""
+    python batch_cases.py native|expandable|arena|spill NAME..."""
 
 from __future__ import annotations
 
@@ -352,10 +352,133 @@ def s25() -> None:
             raise AssertionError("nothing was raised")
 
 
+# --- what functions do besides ---------------------------------------------------------------
+def _settings() -> dict[str, Any]:
+    backends = torch.backends
+    return {
+        "grad": torch.is_grad_enabled(), "dtype": torch.get_default_dtype(),
+        "place": torch.empty(0).device.type, "autocast": torch.is_autocast_enabled("cuda"),
+        "cudnn": (backends.cudnn.benchmark, backends.cudnn.deterministic),
+        "tf32": (backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()),
+        "sdp": (backends.cuda.flash_sdp_enabled(), backends.cuda.math_sdp_enabled()),
+        "stream": torch.cuda.current_stream(), "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(), "garbage": gc.isenabled(),
+        "frozen": gc.get_freeze_count(),
+    }  # fmt: skip
+
+
+def _set_all(oracle: Oracle, size: int) -> None:
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_autocast_enabled("cuda", True)
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.cuda.set_stream(torch.cuda.Stream())
+    torch.set_anomaly_enabled(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_num_threads(1)
+    torch.set_default_device("cuda")
+    gc.disable()
+    oracle.take(size)
+
+
+def hostile() -> None:
+    """Whatever a function sets, is or raises, all is as before it, and what is found is right."""
+    capped(100 * SAMPLE)
+    oracle = Oracle()
+    before, generators = _settings(), drawn()
+    found, _ = oracle.find(lambda size: _set_all(oracle, size), start=64)
+    assert 95 <= found <= 100
+    assert _settings() == before, (_settings(), before)
+    same(generators, drawn())
+
+    def by_name(*, batch_size: int) -> None:
+        oracle.take(batch_size)
+
+    assert 95 <= oracle.find(by_name, start=64)[0] <= 100
+
+    def grouped(size: int) -> None:
+        try:
+            oracle.take(size)
+        except torch.OutOfMemoryError as error:
+            raise Group("both", [error]) from None
+
+    class Group(Exception):  # as Python 3.11's
+        def __init__(self, text: str, errors: list[Exception]) -> None:
+            super().__init__(text)
+            self.exceptions = tuple(errors)
+
+    assert 95 <= oracle.find(grouped, start=64)[0] <= 100
+
+    def inner(size: int) -> None:
+        assert torcharena.find_batch_size(oracle.take, 4, max=8) == 8
+        oracle.take(size)
+
+    assert 95 <= oracle.find(inner, start=64)[0] <= 100
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+
+        def stops(size: int, error: BaseException = error) -> None:
+            held = oracle.take(size)
+            if held.numel() >= 64 * SAMPLE:
+                raise error
+
+        try:
+            torcharena.find_batch_size(stops, 16)
+        except type(error) as raised:
+            assert raised is error
+            raised.__traceback__ = None
+        oracle.nothing_is_left()
+
+    from torcharena.batches import rollback
+
+    restore, broken = rollback.Rollback.restore, [True]
+
+    def interrupted(kept: Any) -> None:  # in the middle of putting back
+        if broken:
+            broken.clear()
+            raise KeyboardInterrupt
+        restore(kept)
+
+    rollback.Rollback.restore = interrupted
+    try:
+        torcharena.find_batch_size(oracle.take, 16)
+    except KeyboardInterrupt as raised:
+        raised.__traceback__ = None
+    else:
+        raise AssertionError("the interrupt is gone")
+    finally:
+        rollback.Rollback.restore = restore
+    oracle.nothing_is_left()
+    assert _settings() == before
+
+
+def spills() -> None:
+    """With host memory to spare: what needs it for want of room does not fit the card; a function
+    that sends part of it there by plan is taken as it runs."""
+    capped(100 * SAMPLE)
+    oracle = Oracle()
+    found, _ = oracle.find(oracle.take, start=64)
+    assert 95 <= found <= 100, found.table()
+    assert "only with host memory" in found.table() and found.failed_in == "training"
+
+    def planned(size: int) -> None:
+        with torcharena.offload_activations():
+            x = torch.ones(size * SAMPLE // 32, device="cuda", requires_grad=True)
+            for _ in range(16):
+                x = x.sin()
+        x.sum().backward()
+
+    found, _ = oracle.find(planned, start=16, max=256)
+    assert found > 100, found.table()  # 42 without
+
+
 if __name__ == "__main__":
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if sys.argv[1] == "arena":
-        torcharena.enable()
+    if sys.argv[1] in ("arena", "spill"):
+        torcharena.enable(spill="4GiB" if sys.argv[1] == "spill" else None)
     torch.cuda.init()
     for name in sys.argv[2:]:
         globals()[name]()

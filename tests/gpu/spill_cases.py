@@ -677,14 +677,18 @@ def auto() -> None:
     """Nothing where all fits; saved tensors; the optimizer's state too. After the first steps
     the net has nothing left to do. Kernels are not looked at."""
     start(values=False)
+    for _ in range(2):  # of another part of the program, and not to be taken for its own
+        with torcharena.offload_activations("64MiB"):
+            x = torch.ones(4096, 4096, device="cuda", requires_grad=True)
+            (2 * x).square().sum().backward()
     for room, state, saved in (
         (4096, False, False),
         (1600, False, True),
         (900, True, True),
+        (4096, False, False),  # of what was learned before it knows nothing
     ):
         gc.collect()
         torcharena.empty_cache(host=True)
-        offload_saved._movers.clear()
         torcharena.set_limit(None)
         torch.ones(9, 9, device="cuda") @ torch.ones(9, 9, device="cuda")
         torcharena.empty_cache()
@@ -703,7 +707,7 @@ def auto() -> None:
             # now and then a copy is later than usual
             assert stats("spill_allocated_bytes") - before <= 128 * MIB, room
             text = str(chosen)
-            assert (chosen.state_bytes > 500 * MIB) == state, text
+            assert (chosen.state_bytes > 100 * MIB) == state, text
             assert ("optimizer state:" in text) == state, text
             assert ("saved tensors:" in text) == saved, text
             assert ("nothing has to leave" in text) == (not state and not saved), text

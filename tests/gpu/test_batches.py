@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_case import run_case
 
-CASES = ("s25", "trains", "goes_on", "decorated", "sharded")
+CASES = ("s25", "trains", "goes_on", "decorated", "sharded", "hostile")
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable", "arena"])
@@ -19,3 +19,7 @@ def test_batches(allocator: str) -> None:
         environment=environment,
         quiet=False,  # NCCL says things of its own
     )
+
+
+def test_with_host_memory() -> None:
+    run_case("spill", "spills", program="batch_cases.py")

@@ -233,7 +233,10 @@ def test_arguments_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match="1 <= min <= start <= max"):
             find_batch_size(print, **wrong)
-    for named in ({"start": 1.5}, {"max": "8"}, {"effective": 2.0}, {"multiple": True}):
+    for named in (
+        {"start": 1.5}, {"max": "8"}, {"effective": 2.0}, {"multiple": True},
+        {"start": float("nan")}, {"max": float("inf")}, {"min": False},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="a whole number"):
             find_batch_size(json.dumps, **named)
     with pytest.raises(ValueError, match="no divisor of 7"):
@@ -248,9 +251,55 @@ def test_arguments_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
         find_batch_size(print, limit="2GiB")
     with pytest.raises(TypeError, match="a function"):
         find_batch_size(8)
+    with pytest.raises(ValueError, match="max=1000000000000000000: more than"):
+        find_batch_size(print, max=10**18)
+    for steps in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"steps={steps}"):
+            find_batch_size(print, steps=steps)
+    for named in ({"evaluate": 3}, {"show": 3}):
+        with pytest.raises(TypeError, match=f"{next(iter(named))}=3.: a function"):
+            find_batch_size(print, **named)
     monkeypatch.setattr(batches, "_has_gpu", lambda: False)
     with pytest.raises(RuntimeError, match=r'no GPU here.*gpu="24GiB"'):
         find_batch_size(print)
+
+
+def test_a_function_in_which_nothing_would_run() -> None:
+    def generator(size: int) -> Iterator[int]:
+        yield size
+
+    async def coroutine(size: int) -> None:
+        raise AssertionError
+
+    async def both(size: int) -> Any:
+        yield size
+
+    class Callable:
+        def __call__(self, size: int) -> Iterator[int]:
+            yield size
+
+    for fn in (generator, coroutine, both, functools.partial(generator), Callable()):
+        with pytest.raises(TypeError, match="calling it runs nothing"):
+            find_batch_size(fn, gpu="16GiB")
+        with pytest.raises(TypeError, match="calling it runs nothing"):
+            find_batch_size(start=2)(fn)
+    with pytest.raises(TypeError, match="a coroutine, in which nothing has run"):
+        batches.Call(lambda size: coroutine(size))(8, 1)
+    assert batches.Call(lambda size: (n for n in range(size)))(3, 1) is not None
+
+
+def test_sizes_of_numpy_and_by_name() -> None:
+    class Whole:
+        def __index__(self) -> int:
+            return 8
+
+    wanted = batches.Wanted(Whole(), None, 16, None, 1)  # type: ignore[arg-type]
+    assert type(wanted.start) is int and wanted.start == 8
+
+    def by_name(*, batch_size: int, accumulation: int) -> Any:
+        return batch_size, accumulation
+
+    assert batches.Call(by_name)(4, 2) == (4, 2)
 
 
 def test_a_decorated_function_is_called_without_its_size() -> None:
@@ -309,6 +358,18 @@ def test_these_say_that_memory_ran_out(error: Exception) -> None:
     outer = RuntimeError("the compiler failed")
     outer.__cause__ = error
     assert failures.why_out_of_memory(outer)
+
+
+def test_a_group_says_it_where_all_of_it_does() -> None:
+    class Group(Exception):  # as Python 3.11's
+        exceptions: tuple[Exception, ...] = ()
+
+    group = Group("both")
+    assert not failures.why_out_of_memory(group)
+    group.exceptions = (torch.OutOfMemoryError("one"), MemoryError())
+    assert failures.why_out_of_memory(group)
+    group.exceptions = (torch.OutOfMemoryError("one"), KeyError("of the user's"))
+    assert not failures.why_out_of_memory(group)
 
 
 @pytest.mark.parametrize(

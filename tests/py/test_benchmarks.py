@@ -72,27 +72,37 @@ def test_a_comparison() -> None:
     assert row_of_arena[at].strip() == "1.030" and row_of_native[at].strip() == ""
 
 
-def test_units_of_steps_with_tracking_and_without() -> None:
-    evaluated = ("forward", "eval")
-    steps = [
-        (True, 1.1, ()),
-        (False, 1.0, ()),
-        (False, 2.0, ()),
-        (True, 2.3, ()),
-        (True, 9.0, evaluated),  # this pair is left out
-        (False, 1.0, ()),
-        (False, 2.0, evaluated),
-        (True, 2.1, evaluated),
-        (True, 7.0, ()),  # no whole unit
-    ]
-    assert tracking.units(steps) == ([[1.1, 2.3], [2.1]], [[1.0, 2.0], [2.0]])
-    assert tracking.thrice(lambda count, low: list(range(low, low + count)))(5, 3) == [
-        3,
-        3,
-        3,
-        4,
-        4,
-    ]
+def test_turns_with_tracking_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = tracking.repeating(lambda count, low: list(range(low, low + count)))(23, 3)
+    assert lengths == [*range(3, 13), *range(3, 13), 3, 4, 5]
+    asked: list[str] = []
+
+    class Player:
+        """Its later turns take longer: those before the first that counts are left out."""
+
+        def __init__(
+            self, name: str, module: str, arguments: list[str], label: str
+        ) -> None:
+            self.name = "on" if "--track" in arguments else "off"
+            self.turns = 0
+
+        def hello(self, timeout: float) -> dict[str, Any]:
+            return {"machine": {"device": "a"}}
+
+        def ask(self, timeout: float, **what: Any) -> dict[str, Any]:
+            if what:
+                return {"hooks_seconds": 0.0, "allocations": 1, "allocation_seconds": 0.0}
+            asked.append(self.name)
+            self.turns += 1
+            return {"seconds": [float(self.turns)] * 10}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(tracking, "Player", Player)
+    found = tracking.run_loop("moe", 0.0, 60.0)
+    assert found["ours"] == found["theirs"] == [[turn] * 10 for turn in (3.0, 4.0, 5.0)]
+    assert asked == ["off", "on", "on", "off"] * 2 + ["off", "on"]
     row = tracking.compare(
         {
             "loop": "moe",
@@ -113,7 +123,7 @@ def test_units_of_steps_with_tracking_and_without() -> None:
 def test_loops_share_the_time() -> None:
     assert tracking.share(None, [], 5) == float("inf")
     assert tracking.share(145, [], 5) == 145 / 5 - tracking.BEGINNING
-    assert tracking.share(145, [(34.0, 14.0)], 4) == (145 - 34) / 4 - 20
+    assert tracking.share(200, [(44.0, 14.0)], 4) == (200 - 44) / 4 - 30
     assert tracking.share(145, [(144.0, 14.0)], 4) == 1.0
 
 

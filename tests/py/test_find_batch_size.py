@@ -20,7 +20,11 @@ CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
 
 @pytest.mark.parametrize(
     ("allocator", "names"),
-    [("arena", "s25 trains goes_on decorated sharded"), ("native", "s25 trains")],
+    [
+        ("arena", "s25 trains goes_on decorated sharded"),
+        ("native", "s25 trains"),
+        ("spill", "hostile spills"),
+    ],
 )
 def test_cases(allocator: str, names: str) -> None:
     done = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def test_it_has_outputs(path: Path) -> None:
             assert cell["execution_count"], cell["source"]
             assert all(out["output_type"] != "error" for out in cell["outputs"])
     assert path.stat().st_size < 1 << 20
+    assert "\n> The outputs below are from " in "".join(notebook["cells"][0]["source"])
 
 
 @pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
@@ -33,16 +35,22 @@ def test_it_has_outputs(path: Path) -> None:
     importlib.util.find_spec("IPython") is None, reason="IPython is not installed"
 )
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path) -> None:
+def test_it_runs(path: Path, tmp_path: Path) -> None:
     """One of them as a rehearsal, where the arena is there as soon as torch is: not before
-    the notebook's own `enable`."""
-    command = ["-W", "ignore"]
+    the notebook's own `enable`. One as outputs are written: where they are from is said."""
+    command, arguments, gpu = ["-W", "ignore"], [str(path)], "16GiB"
     if path.stem == "what_fills_my_gpu":
         command += ["-m", "torcharena", "rehearse", "--allocator", "arena"]
         command += ["--gpu", "16GiB", "--steps", "0"]
+    if path.stem == "fit_32_into_16":
+        gpu = "h200"
+        arguments += ["--instead", "steps=5", "steps=2"]
+    if path.stem == "first_look":
+        written = Path(shutil.copy(path, tmp_path))
+        arguments = [str(written), "--write"]
     done = subprocess.run(
-        [sys.executable, *command, str(ROOT / "scripts" / "notebooks.py"), str(path)],
-        env=simulated.environment(),
+        [sys.executable, *command, str(ROOT / "scripts" / "notebooks.py"), *arguments],
+        env=simulated.environment(gpu),
         capture_output=True,
         text=True,
         timeout=simulated.TIMEOUT,
@@ -50,7 +58,11 @@ def test_it_runs(path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cells ran" in done.stdout
+    if path.stem == "first_look":
+        first = json.loads(written.read_text(encoding="utf-8"))["cells"][0]["source"]
+        (line,) = [one for one in first if one.startswith("> The outputs below")]
+        assert "from a **simulated** " in line and "times and losses mean nothing" in line
 
 
 def test_there_are_some() -> None:
-    assert len(NOTEBOOKS) >= 3
+    assert len(NOTEBOOKS) >= 4

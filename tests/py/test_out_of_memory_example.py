@@ -3,6 +3,7 @@ a run that died goes on with a smaller batch."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,62 @@ def test_the_table_has_every_row() -> None:
     assert all(row_in_docs(name)[0] > 1 for name in measure.ROWS)
     assert measure.flags_above("item") == "--no-grad --item"
     assert "one-by-one" not in measure.flags_above("adafactor")
+
+
+NUMBER = re.compile(r"\d[\d.]*")
+
+
+def words(text: str) -> list[str]:
+    return NUMBER.sub("#", text).split()
+
+
+def numbers(text: str) -> list[float]:
+    """But for seconds."""
+    text = re.sub(r"[0-9.]+ s after", "", text)
+    return [float(one.rstrip(".")) for one in NUMBER.findall(text)]
+
+
+KEEPS_LITTLE = """
+import runpy, sys
+import torch, torcharena
+torch.save = lambda state, path: open(path, "w").close()  # two GiB
+on_oom = torcharena.on_oom
+torcharena.on_oom = lambda path, save: on_oom("oom.json", save=save)
+sys.argv = ["train.py"]
+runpy.run_path(FILE, run_name="__main__")
+"""
+
+
+@with_torch
+def test_it_says_what_the_docs_show(tmp_path: Path) -> None:
+    """The error, and the report of its moment, but for what differs by torch's version."""
+    program = KEEPS_LITTLE.replace("FILE", repr(str(EXAMPLE / "train.py")))
+    died = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=tmp_path,
+        env=simulated.environment(measure.CARD),
+        capture_output=True,
+        text=True,
+        timeout=simulated.TIMEOUT,
+        check=False,
+    )
+    assert died.returncode == 1, died.stderr
+    docs = measure.DOC.read_text(encoding="utf-8")
+    _, error, rest = docs.partition("torch.OutOfMemoryError: CUDA")
+    error += rest.partition("```")[0]
+    said = died.stderr[died.stderr.rindex("torch.OutOfMemoryError: CUDA") :]
+    assert words(said) == words(error)
+    assert numbers(said) == pytest.approx(numbers(error), rel=0.02, abs=2)
+    from torcharena.reports.reporting import load
+
+    text = str(load(tmp_path / "oom.json"))
+    _, _, shown = docs.partition("torcharena report oom.json`:\n\n```\n")
+    lines = [one for one in shown.partition("```")[0].splitlines() if one.strip()]
+    assert len(lines) == 10, lines
+    for line in lines:
+        near = pytest.approx(numbers(line), rel=0.02, abs=2)
+        alike = [one for one in text.splitlines() if words(one) == words(line)]
+        assert any(numbers(one) == near for one in alike), line
 
 
 @with_torch

@@ -380,7 +380,7 @@ print({"memory": report.data["now"]["memory"], "text": str(report),
     assert sum(parts) == memory["reserved"] == 240 << 20
     assert sum(arena["host"] for arena in found["map"]) == 20
     assert sum(arena["full"] for arena in found["map"]) == 60
-    assert "waits     spilled" in found["text"] and found["page"]
+    assert "kept     spilled" in found["text"] and found["page"]
 
 
 @with_torch

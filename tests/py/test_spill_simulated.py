@@ -88,3 +88,27 @@ assert torcharena.memory_stats()["spill_budget_bytes"] == 1 << 30
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_a_rehearsal_copies_no_large_floats() -> None:
+    """Gigabytes of saved tensors that leave would else be this machine's."""
+    import simulated
+
+    found = simulated.said(
+        simulated.run(
+            """
+import torcharena
+torcharena.enable(spill="8GiB")
+x = torch.ones(1 << 26, device="cuda", requires_grad=True)
+y = x
+with torcharena.offload_activations("2GiB"):
+    for _ in range(8):
+        y = y.sin()
+y.sum().backward()
+(shared,) = [line.split()[1] for line in open("/proc/self/status") if "RssShmem" in line]
+print({"KiB": int(shared), "host": torcharena.memory_stats()["spilled_bytes.peak"]})
+"""
+        )
+    )
+    assert found["host"] >= 1 << 30
+    assert found["KiB"] < 64 << 10, found

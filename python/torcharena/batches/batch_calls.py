@@ -4,14 +4,29 @@ all but its batch size, `Call`; and who is told of it, `passing`."""
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .batch_sizes import Search
 
-__all__ = ["Call", "Wanted", "passing"]
+__all__ = ["Call", "Wanted", "passing", "whole"]
+
+_LARGEST = 1 << 40  # batch sizes above are a slip of the pen
+
+
+def whole(name: str, value: Any, what: str = "a batch size") -> int:
+    """A number as an int, numpy's too. Raises ValueError for what is none."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
+            if number > _LARGEST:
+                raise ValueError(f"{name}={value!r}: more than {_LARGEST:,}")
+            return number
+    raise ValueError(f"{name}={value!r}: {what} is a whole number")
 
 
 class Wanted:
@@ -25,10 +40,16 @@ class Wanted:
         effective: int | None,
         multiple: int,
     ) -> None:
+        start, least, effective = (
+            None if value is None else whole(name, value)
+            for name, value in (
+                ("start", start),
+                ("min", least),
+                ("effective", effective),
+            )
+        )
+        most, multiple = whole("max", most), whole("multiple", multiple)
         given = {"start": start, "min": least, "max": most, "multiple": multiple}
-        for name, value in {**given, "effective": effective}.items():
-            if value is not None and (not isinstance(value, int) or value is True):
-                raise ValueError(f"{name}={value!r}: a batch size is a whole number")
         said = ", ".join(f"{n}={v}" for n, v in given.items() if v is not None)
         rule = "1 <= min <= start <= max, 1 <= multiple"
         low = multiple if least is None else least
@@ -77,17 +98,30 @@ class Call:
         self.fn, self.args, self.kwargs = fn, args, kwargs or {}
         self.sent = fn  # what goes to another process
         self.place, self.takes_accumulation = _parameters(fn)
+        if _runs_later(fn):
+            raise TypeError(
+                f"find_batch_size: {self.name} is a generator or a coroutine: calling it runs "
+                "nothing. Give a function that goes through it"
+            )
 
     def arguments(self, size: int, accumulation: int) -> tuple[Any, dict[str, Any]]:
         """For this size. Raises TypeError where too many were given."""
         at = self.place
-        args = (*self.args[:at], size, *self.args[at:])
         more = {"accumulation": accumulation} if self.takes_accumulation else {}
-        return args, {**more, **self.kwargs}
+        if at is None:
+            return self.args, {"batch_size": size, **more, **self.kwargs}
+        return (*self.args[:at], size, *self.args[at:]), {**more, **self.kwargs}
 
     def __call__(self, size: int, accumulation: int) -> Any:
         args, kwargs = self.arguments(size, accumulation)
-        return self.fn(*args, **kwargs)
+        result = self.fn(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f"find_batch_size: {self.name} returned a coroutine, in which nothing has run. "
+                "Give a function that runs it, by asyncio.run"
+            )
+        return result
 
     @property
     def name(self) -> str:
@@ -95,14 +129,29 @@ class Call:
         return str(getattr(self.fn, "__qualname__", self.fn))
 
 
-def _parameters(fn: Callable[..., Any]) -> tuple[int, bool]:
-    """The place of the batch size, and whether ``fn`` asks for ``accumulation``."""
+def _parameters(fn: Callable[..., Any]) -> tuple[int | None, bool]:
+    """The place of the batch size, None where it is given by its name alone; and whether
+    ``fn`` asks for ``accumulation``."""
     try:
-        names = list(inspect.signature(fn).parameters)
+        found = inspect.signature(fn).parameters
     except (TypeError, ValueError):
         return 0, False
-    place = names.index("batch_size") if "batch_size" in names else 0
-    return place, "accumulation" in names and names.index("accumulation") != place
+    names = list(found)
+    if "batch_size" not in names:
+        return 0, "accumulation" in names[1:]
+    by_name = found["batch_size"].kind is inspect.Parameter.KEYWORD_ONLY
+    return None if by_name else names.index("batch_size"), "accumulation" in names
+
+
+def _runs_later(fn: Callable[..., Any]) -> bool:
+    """Calling it gives a generator or a coroutine, and runs nothing."""
+    kinds = (
+        inspect.isgeneratorfunction,
+        inspect.iscoroutinefunction,
+        inspect.isasyncgenfunction,
+    )
+    call = getattr(type(fn), "__call__", None)  # noqa: B004
+    return any(kind(one) for kind in kinds for one in (fn, call))
 
 
 def passing(show: Callable[[str], None] | None) -> Callable[[str], None]:

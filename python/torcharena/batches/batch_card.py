@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from ..loading import core
 from ..sizes import format_size
 from .batch_calls import Call
 from .batch_ranks import Ranks
@@ -47,6 +48,7 @@ class Card:
         self.last_error = ""
         self.calls = 0  # of a try; 0: not yet known
         self._warm: set[int] = set()
+        self._dirty = False  # a try was not put back whole
         self._steps = self._moved_at = self._peak = 0
         self._began = 0.0
         self._clean()
@@ -81,9 +83,12 @@ class Card:
         self._steps = self._moved_at = self._peak = 0
         self._began = time.monotonic()
         hook = self._each_step()
+        spills = 0
+        self._dirty = True
         try:
             with grades, self.ranks.alone(self.kept.replicas):
                 while one.calls < calls:
+                    spilled, passes = self._spilled(), self._planned_passes()
                     with contextlib.suppress(_Enough):
                         self.call(size, accumulation)
                     torch.cuda.synchronize(self.device)
@@ -92,6 +97,9 @@ class Card:
                     one.calls += 1
                     if self.calls == 0 and one.calls == 1 and self._steps < 2:
                         calls = 2
+                    spills = self._spilled() - spilled
+                    if self._planned_passes() > passes:
+                        spills = 0  # some of it is meant to be there
         except BaseException as error:
             one.why = why_out_of_memory(error, full=self._is_full())
             if not one.why:
@@ -112,6 +120,10 @@ class Card:
             stats["reserved_bytes.all.peak"],
         )
         one.refused = builtins.max(0, stats["num_ooms"] - refused)
+        if one.ran and spills:
+            one.ran, one.part, one.spilled = False, "training", True
+            one.why = "the device's memory: part of it went to the host's"
+            self.last_error = f"CUDA out of memory: {format_size(spills)} found room in host memory alone"
         self._undo()
         self._agree(one, kept)
         return one
@@ -188,6 +200,15 @@ class Card:
             return bool(8 * self._stats()["reserved_bytes.all.peak"] > 7 * self.room)
         return False
 
+    def _spilled(self) -> int:
+        """Bytes so far that went to the host for want of room."""
+        return int(core().stats(self.device)["spill_bytes"]) if self.packs else 0
+
+    def _planned_passes(self) -> int:
+        """Forward passes so far whose saved tensors may go to the host."""
+        module: Any = sys.modules.get("torcharena.spill.offload_saved")
+        return 0 if module is None else int(module.figures(self.device)["passes"])
+
     def _undo(self) -> None:
         import torch
 
@@ -196,6 +217,7 @@ class Card:
                 torch.cuda.synchronize(device)
         self.kept.restore()
         self._clean()
+        self._dirty = False
 
     def _clean(self) -> None:
         import torch
@@ -210,6 +232,8 @@ class Card:
         if self._froze:
             gc.unfreeze()
         with contextlib.suppress(RuntimeError):  # the error under way is of more interest
+            if self._dirty:  # interrupted in the middle
+                self._undo()
             self._clean()
             clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
             if clear is not None and self._left() > 0 and not _has_graphs():

@@ -33,6 +33,7 @@ class Try:
     part: str = ""  # it did not run: "training" or "evaluation", where that is known
     calls: int = 1  # of the function, one after the other
     refused: int = 0  # requests, though it went on
+    spilled: bool = False  # it ran, with host memory in place of the device's
     rehearsed: bool = False
     unsure: int = 0  # bytes of doubt, of a rehearsal
     seconds: float = 0.0
@@ -42,6 +43,8 @@ class Try:
             said = "fits" if self.rehearsed else "runs"
         elif self.rehearsed:
             said = self.why
+        elif self.spilled:
+            said = "only with host memory"
         else:
             said = f"runs out, {self.part}" if self.part == "evaluation" else "runs out"
         if self.peak is None:

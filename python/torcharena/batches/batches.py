@@ -2,7 +2,8 @@
 
     batch_calls   what is asked                    batch_sizes   the answer, and which size is next
     batch_card    tries a size on the card         rollback      puts back what that changed
-    batch_ranks   several ranks agree              failures      which errors are out of memory
+    batch_ranks   several ranks agree              switches      what torch is set to do
+    failures      which errors are out of memory
 
 docs/batch-size.md is the manual."""
 
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..loading import warn
-from .batch_calls import Call, Wanted, passing
+from .batch_calls import Call, Wanted, passing, whole
 from .batch_card import Card
 from .batch_ranks import Ranks
 from .batch_sizes import BatchSize, Search, Try
@@ -74,6 +75,12 @@ def find_batch_size(
     none was named, or in a rehearsal ``fn`` fails; torch.OutOfMemoryError where not even the
     smallest size runs on the card; and what ``fn`` raises that is not out of memory."""
     wanted = Wanted(start, min, max, effective, multiple)
+    if steps is not None and (steps := whole("steps", steps, "a number of steps")) < 0:
+        raise ValueError(f"steps={steps}: 0 or more")
+    for name, one in (("evaluate", evaluate), ("show", show)):
+        if one is not None and not callable(one):
+            raise TypeError(f"find_batch_size({name}={one!r}): a function")
+    evaluation = None if evaluate is None else Call(evaluate)
     find: Callable[[Call], BatchSize]
     if gpu is None:
         of_rehearsals = {"limit": limit, "allocator": allocator, "ranks": ranks}
@@ -90,7 +97,7 @@ def find_batch_size(
         find = functools.partial(
             _on_the_card,
             wanted=wanted,
-            evaluate=evaluate,
+            evaluation=evaluation,
             steps=steps,
             narrow=narrow,
             show=show,
@@ -120,6 +127,7 @@ def find_batch_size(
 def _decorated(fn: Callable[..., Any], *, find: Callable[[Call], BatchSize]) -> Any:
     """The function without its batch size. Its ``batch_size`` is what was found; set to None,
     the next call searches again."""
+    Call(fn)  # or a TypeError, now
 
     @functools.wraps(fn)
     def with_its_size(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +157,7 @@ def _on_the_card(
     call: Call,
     *,
     wanted: Wanted,
-    evaluate: Callable[..., Any] | None,
+    evaluation: Call | None,
     steps: int | None,
     narrow: bool,
     show: Callable[[str], None] | None,
@@ -163,13 +171,13 @@ def _on_the_card(
     say = passing(show)
     try:
         found = _search(call, wanted, steps, narrow, say)
-        if evaluate is not None:
+        if evaluation is not None:
             found.evaluation = _search(
-                Call(evaluate), wanted.alone(int(found)), steps, False, say
+                evaluation, wanted.alone(int(found)), steps, False, say
             )
     finally:
         say("")
-    if found.failed_in == "evaluation" and evaluate is None:
+    if found.failed_in == "evaluation" and evaluation is None:
         warn(
             f"find_batch_size: {int(found)} for {call.name}; above it is its evaluation that "
             "runs out of memory, not its training. evaluate=function finds a batch size for "

@@ -41,9 +41,13 @@ def why_out_of_memory(error: BaseException, *, full: bool = False) -> str:
 
     ``full``: the device had hardly any memory left, so that an error by which NVIDIA's
     libraries say that, among other things, is taken to mean it. An error that was raised
-    ``from`` one of these is one too."""
+    ``from`` one of these is one too, and a group of nothing else."""
     import torch
 
+    inside = getattr(error, "exceptions", None)
+    if isinstance(inside, tuple) and inside and isinstance(inside[0], BaseException):
+        found = [why_out_of_memory(one, full=full) for one in inside]
+        return found[0] if all(found) else ""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -81,6 +85,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
         if one is not None and not any(one is other for other in found):
             found.append(one)
             waiting += [one.__cause__, one.__context__]
+            waiting += getattr(one, "exceptions", ())  # of a group
     return found
 
 

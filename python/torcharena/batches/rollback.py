@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .switches import Switches
+
 __all__ = ["RandomState", "Rollback"]
 
 _MOST = 200_000  # objects looked at
@@ -89,14 +91,14 @@ class Rollback:
         self._others: deque[Any] = deque()
         self._walk()
         self._seen.clear()
-        self._flags = _flags()
+        self._switches = Switches()
         self._random = RandomState()
 
     def restore(self) -> None:
         """In place. The caller has waited for the device."""
         import torch
 
-        _restore_flags(self._flags)
+        self._switches.restore()
         for module in self._sharded:
             module.reshard()
         with torch.no_grad():
@@ -423,36 +425,6 @@ def _restore_class(kind: type, kept: dict[str, Any]) -> None:
     for name, value in kept.items():
         if vars(kind).get(name, _MISSING) is not value:
             setattr(kind, name, value)
-
-
-def _flags() -> dict[str, Any]:
-    import torch
-
-    cudnn = torch.backends.cudnn
-    return {
-        "grad": torch.is_grad_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "device": torch.cuda.current_device() if _cuda_is_up() else None,
-        "precision": torch.get_float32_matmul_precision(),
-        "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
-    }
-
-
-def _restore_flags(kept: dict[str, Any]) -> None:
-    import torch
-
-    now = _flags()
-    if now["grad"] != kept["grad"]:
-        torch.set_grad_enabled(kept["grad"])
-    if now["dtype"] != kept["dtype"]:
-        torch.set_default_dtype(kept["dtype"])
-    if kept["device"] is not None and now["device"] != kept["device"]:
-        torch.cuda.set_device(kept["device"])
-    if now["precision"] != kept["precision"]:
-        torch.set_float32_matmul_precision(kept["precision"])
-    if now["cudnn"] != kept["cudnn"]:
-        cudnn = torch.backends.cudnn
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = kept["cudnn"]
 
 
 # --- kinds of things ----------------------------------------------------------------------

@@ -93,6 +93,11 @@ class Graphs:
         self._unanswered = True
         self._training = module.training
 
+    @property
+    def watched(self) -> bool:
+        """Whether the forward pass under way is."""
+        return self._begun is not None
+
     def forward_ends(self, output: Any) -> None:
         """``output``: None after an error."""
         if self._begun is None:

@@ -178,9 +178,12 @@ class Modules:
         self._own: list[tuple[Any, int]] = []  # weak references to modules
         self._model = weakref.ref(model)
         prefix, known = _prefix(model), 0
+        whole = prefix or _kind(model)
+        if all(name.isdigit() for name in _inner(model)._modules):
+            prefix = whole  # of a bare Sequential: numbers alone say nothing
         for path, like, module in _walk(model):
             if not path:
-                path = like = prefix or _kind(model)
+                path = like = whole
             else:
                 path, like = _joined(prefix, path), _joined(prefix, like)
             number = _number(path, like)
@@ -369,7 +372,8 @@ def _signature(module: Any, known: dict[int, int]) -> int:
 
 
 # --- rows of a report -----------------------------------------------------------------------
-Blocks = list[tuple[int, int, int, int, int, int, int]]
+Block = tuple[int, int, int, int, int, int, int]
+Blocks = list[Block]
 
 
 def rows(device: int, peak: Blocks, now: Blocks) -> list[dict[str, Any]]:

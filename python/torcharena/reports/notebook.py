@@ -248,8 +248,14 @@ def watch(
     a device: a new one ends the one before.
 
     Raises RuntimeError where the arena is not enabled, ImportError without IPython,
-    ValueError for a device that is not there or an interval under 0.1."""
+    ValueError for a device that is not there or an interval under 0.1, TypeError for what is
+    no number."""
     needs_enabled("watch")
+    for name, seconds in (("interval", interval), ("most", most)):
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise TypeError(
+                f"watch({name}={seconds!r}): a number of seconds, such as 0.5"
+            )
     if not interval >= 0.1 or not most >= interval:
         raise ValueError(
             f"watch(interval={interval}, most={most}): at least 0.1 seconds, and no longer "

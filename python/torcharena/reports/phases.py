@@ -9,12 +9,13 @@ and where the arena is not enabled, a phase does nothing."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from types import TracebackType
 
 from ..loading import core
 from ..state import enabled, when_cuda_is_up
 
-__all__ = ["CATEGORIES", "enter", "leave", "phase", "start", "watching"]
+__all__ = ["CATEGORIES", "enter", "enter_anew", "leave", "phase", "start", "watching"]
 
 # As in csrc/core/usage.h.
 CATEGORIES = (
@@ -62,8 +63,19 @@ def enter(name: str) -> bytes | None:
     return span
 
 
+def enter_anew(name: str) -> bytes | None:
+    """The same for a part of a training step, as a hook sees it: whatever the program did
+    outside all phases until now, it does no more."""
+    library = core()
+    span: bytes | None = library.usage_enter_anew(name)
+    if span is None and enabled() and not library.forked():  # nothing is counted yet
+        library.usage_between(None)
+        return enter(name)
+    return span
+
+
 def leave(span: bytes | None) -> None:
-    """Leaves what `enter` entered on this thread."""
+    """Leaves what `enter` entered, on that thread."""
     if span is not None:
         core().usage_leave(span)
 
@@ -75,7 +87,8 @@ class phase(contextlib.ContextDecorator):
     same phase. What autograd's threads allocate counts to the phase that the thread which
     called ``backward`` is in; other threads have phases of their own.
 
-    Raises TypeError or ValueError for a name that is not a line of text. Costs allocations
+    Raises TypeError or ValueError for a name that is not a line of text, RuntimeError where it
+    is left without having been entered. Costs allocations
     nothing; entering and leaving take some microseconds."""
 
     def __init__(self, name: str) -> None:
@@ -90,13 +103,13 @@ class phase(contextlib.ContextDecorator):
         if len(name) > _BYTES // 4:  # no half of a character
             name = name.encode()[:_BYTES].decode(errors="ignore")
         self.name = name
-        self._spans: list[bytes | None] = []
+        self._spans: list[tuple[int, bytes | None]] = []  # and by which thread
 
     def _recreate_cm(self) -> phase:
         return phase(self.name)
 
     def __enter__(self) -> phase:
-        self._spans.append(enter(self.name))
+        self._spans.append((threading.get_ident(), enter(self.name)))
         return self
 
     def __exit__(
@@ -105,4 +118,13 @@ class phase(contextlib.ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        leave(self._spans.pop())
+        leave(self._last())
+
+    def _last(self) -> bytes | None:
+        """The span that this thread entered last, or any did: a generator's finalizer may run
+        elsewhere."""
+        if not self._spans:
+            raise RuntimeError(f"phase({self.name!r}) was left, but not entered")
+        here = threading.get_ident()
+        mine = [at for at, (thread, _) in enumerate(self._spans) if thread == here]
+        return self._spans.pop(mine[-1] if mine else -1)[1]

@@ -9,6 +9,7 @@ import collections
 import json
 import os
 import re
+import shutil
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ from . import address_map, lines, modules, phases, timelines, tracking
 from .device_rows import device_rows
 from .graphs import rows_of
 from .remedies import remedies
-from .reporting_text import comparison, table
+from .reporting_text import WIDEST, comparison, table
 
 __all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report", "write_whole"]
 
@@ -50,6 +51,12 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         raise
 
 
+def _columns() -> int:
+    """Of the terminal; where the text goes elsewhere, the most."""
+    columns = shutil.get_terminal_size((WIDEST, 24)).columns
+    return max(60, min(WIDEST, columns))
+
+
 class Report:
     """A report's numbers: ``data``, in bytes and seconds, a dictionary as JSON has them."""
 
@@ -57,7 +64,8 @@ class Report:
         self.data = data
 
     def __str__(self) -> str:
-        return table(self.data)
+        """A table as wide as the terminal, of 60 to 100 columns."""
+        return table(self.data, _columns())
 
     def __repr__(self) -> str:
         peak = self.data["peak"]
@@ -85,7 +93,7 @@ class Report:
         no report."""
         if not isinstance(other, Report):
             raise TypeError(f"compare({type(other).__name__}): another Report")
-        return comparison(self.data, other.data)
+        return comparison(self.data, other.data, _columns())
 
 
 def load(path: str | os.PathLike[str]) -> Report:
@@ -139,12 +147,14 @@ def report(device: DeviceLike = None) -> Report:
                 look["peak"],
                 peak,
                 paths,
+                look["step"],
                 sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
             ),
             "out_of_memory": _moment(
                 look["out_of_memory"],
                 library.usage_blocks(index, _OOM),
                 paths,
+                look["step"],
                 sum(row["alive_bytes"] for row in unused),
             )
             if look["out_of_memory"]["requested"]
@@ -177,12 +187,20 @@ def report(device: DeviceLike = None) -> Report:
     )
 
 
+def _passes(block: modules.Block, step: int, now: int) -> bool:
+    """Whether it was of the step of a moment, rather than something that stays: a library's
+    workspace, which nobody told a category of and which outlives the step that made it."""
+    address, born = block[0], block[2]
+    return born == step and (not address or born == now)
+
+
 def _moment(
-    when: Any, blocks: modules.Blocks, paths: list[str], unused: int = 0
+    when: Any, blocks: modules.Blocks, paths: list[str], step: int, unused: int = 0
 ) -> dict[str, Any]:
     groups = _groups(blocks, paths)
     together: Groups = {}  # whichever module or line: what the remedies are told from
-    for key, (count, size) in groups.items():
+    passing = _groups((b for b in blocks if _passes(b, when["step"], step)), paths)
+    for key, (count, size) in passing.items():
         alike = (key[0], key[1], key[2], "", "")
         had = together.get(alike, (0, 0))
         together[alike] = (had[0] + count, had[1] + size)
@@ -261,7 +279,7 @@ def category_of(number: int, path: str) -> str:
 Groups = dict[tuple[str, str, int, str, str], tuple[int, int]]
 
 
-def _groups(blocks: modules.Blocks, paths: list[str]) -> Groups:
+def _groups(blocks: Iterable[modules.Block], paths: list[str]) -> Groups:
     counts = collections.Counter(
         (phase, category, size, module, stack)
         for _, size, _, phase, category, module, stack in blocks

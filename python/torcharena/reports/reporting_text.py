@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from ..sizes import format_size
 
-__all__ = ["comparison", "module_title", "table", "unused_graphs"]
+__all__ = ["WIDEST", "comparison", "module_title", "table", "unused_graphs"]
 
 MODULES = 15  # rows of the table
 PHASES = 30
-_WIDEST = 36  # of a phase's name
+WIDEST = 100  # columns of a terminal that are used
+_NAMES = 36  # the most of a phase's name
 
 
 def _title(path: str) -> str:
@@ -21,8 +24,9 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-def table(data: dict[str, Any]) -> str:
-    """The whole report; about 100 columns wide, where phases have short names."""
+def table(data: dict[str, Any], width: int = WIDEST) -> str:
+    """The whole report, in so many columns: where they are few, those of a table that say
+    least are left out."""
     peak, now = data["peak"], data["now"]
     where = f" in {peak['phase']}" if peak["phase"] else ""
     step = f", step {peak['step']}" if data["steps"] else ""
@@ -45,9 +49,9 @@ def table(data: dict[str, Any]) -> str:
         f"{format_size(now['bytes']):>14}"
     )
     lines += _refusal(data["out_of_memory"])
-    lines += _phases(data)
-    lines += _modules(data)
-    lines += _holders(peak)
+    lines += _phases(data, width)
+    lines += _modules(data, width)
+    lines += _holders(peak, width)
     lines += _growth(data)
     lines += _unused(data)
     lines += _remedies(data["out_of_memory"] or peak)
@@ -57,34 +61,100 @@ def table(data: dict[str, Any]) -> str:
         lines += [
             f"  {data['not_counted']:,} blocks were not counted: no host memory",
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(part for line in lines for part in _folded(line, width)) + "\n"
 
 
-def _phases(data: dict[str, Any]) -> list[str]:
+def _folded(line: str, width: int) -> list[str]:
+    """A sentence in as many lines as it takes."""
+    if len(line) <= width:
+        return [line]
+    indent = len(line) - len(line.lstrip()) + 2
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
+
+
+# Of a table: its title, its width, what a row says there, and whether any row says much.
+_Column = tuple[str, int, Callable[[dict[str, Any]], str], bool]
+
+
+# Those that can be spared, the first first; what no row says anything of goes before them.
+_SPARED = ("allocs", "allocated", "moves", "waits", "seconds")
+
+
+def _that_fit(columns: list[_Column], names: int, width: int) -> list[_Column]:
+    """The columns that there is room for beside names so wide; dull ones only where names
+    need not be cut, the others as long as 16 characters are left of these."""
+    kept = list(columns)
+
+    def over(least: int) -> bool:
+        return 2 + least + 1 + sum(one[1] for one in kept) > width
+
+    for one in [one for one in columns[::-1] if not one[3]]:
+        if over(names):
+            kept.remove(one)
+    for title in _SPARED:
+        if over(min(names, 16)):
+            kept = [one for one in kept if one[0] != title]
+    return kept
+
+
+def _phases(data: dict[str, Any], width: int) -> list[str]:
     every = data["phases"]
     if not every:
         return []
     rows = _most_telling(every)
-    wide = min(_WIDEST, max(16, *(len(_indented(row["path"])) for row in rows))) + 1
-    spilled = any(row.get("spilled") for row in every)
-    lines = [
-        "",
-        f"  {'phase':<{wide}}{'times':>7}{'seconds':>9}{'peak':>12}{'kept':>12}"
-        f"{'allocated':>12}{'allocs':>9}{'moves':>7}{'waits':>7}"
-        + (f"{'spilled':>12}" if spilled else ""),
+
+    def counted(key: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{row[key]:,}"
+
+    def sized(key: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: format_size(row.get(key, 0))
+
+    def times(row: dict[str, Any]) -> str:
+        return f"{row['entries']:,}" if row["entries"] else ""
+
+    def seconds(row: dict[str, Any]) -> str:
+        return f"{row['seconds']:.2f}" if row["entries"] else ""
+
+    columns: list[_Column] = [
+        ("times", 7, times, True),
+        ("seconds", 9, seconds, True),
+        ("peak", 12, sized("peak"), True),
+        ("kept", 12, sized("kept"), True),
+        ("allocated", 12, sized("allocated"), True),
+        ("allocs", 9, counted("allocations"), True),
+        ("moves", 7, counted("page_moves"), any(row["page_moves"] for row in every)),
+        ("waits", 7, counted("waits"), any(row["waits"] for row in every)),
     ]
-    for row in rows:
-        times = f"{row['entries']:,}" if row["entries"] else ""
-        seconds = f"{row['seconds']:.2f}" if row["entries"] else ""
-        lines.append(
-            f"  {_cut(_indented(row['path']), wide - 1):<{wide}}{times:>7}{seconds:>9}"
-            f"{format_size(row['peak']):>12}{format_size(row['kept']):>12}"
-            f"{format_size(row['allocated']):>12}{row['allocations']:>9,}"
-            f"{row['page_moves']:>7,}{row['waits']:>7,}"
-            + (f"{format_size(row.get('spilled', 0)):>12}" if spilled else "")
-        )
+    if any(
+        row.get("spilled") for row in every
+    ):  # told where there is room for little, too
+        columns.insert(4, ("spilled", 12, sized("spilled"), True))
+    names = [_indented(row["path"]) for row in rows]
+    lines = _rows("phase", names, rows, columns, width, _cut)
     if len(every) > len(rows):
         lines.append(f"  and {len(every) - len(rows):,} more phases")
+    return lines
+
+
+def _rows(
+    name: str,
+    names: list[str],
+    rows: list[dict[str, Any]],
+    columns: list[_Column],
+    width: int,
+    shortened: Callable[[str, int], str],
+) -> list[str]:
+    """A table: an empty line, the titles, a line a row."""
+    longest = max(16, *map(len, names))
+    kept = _that_fit(columns, min(_NAMES, longest), width)
+    room = width - 2 - sum(one[1] for one in kept)
+    wide = min(_NAMES + 1, room, longest + 1)
+    lines = ["", f"  {name:<{wide}}" + "".join(f"{one[0]:>{one[1]}}" for one in kept)]
+    for title, row in zip(names, rows, strict=True):
+        cells = "".join(f"{one[2](row):>{one[1]}}" for one in kept)
+        lines.append(f"  {shortened(title, wide - 1):<{wide}}{cells}")
     return lines
 
 
@@ -109,25 +179,21 @@ def module_title(row: dict[str, Any]) -> str:
     return f"{name} ({row['modules']:,})" if row["modules"] > 1 else str(name)
 
 
-def _modules(data: dict[str, Any]) -> list[str]:
+def _modules(data: dict[str, Any], width: int) -> list[str]:
     rows = data.get("modules")
     if not rows:
         return []
     shown = rows if len(rows) <= MODULES + 1 else rows[:MODULES]
-    wide = min(42, max(16, *(len(module_title(row)) for row in shown))) + 1
-    lines = [
-        "",
-        f"  {'module':<{wide}}{'at the peak':>12}{'':>9}{'now':>12}{'allocated':>12}"
-        f"{'allocs':>9}",
+    whole = data["peak"]["bytes"]
+    columns: list[_Column] = [
+        ("at the peak", 13, lambda row: format_size(row["peak"]), True),
+        ("", 9, lambda row: _share(row["peak"], whole), True),
+        ("now", 12, lambda row: format_size(row["now"]), True),
+        ("allocated", 12, lambda row: format_size(row["allocated"]), True),
+        ("allocs", 9, lambda row: f"{row['allocations']:,}", False),
     ]
-    for row in shown:
-        lines.append(
-            f"  {_end_of(module_title(row), wide - 1):<{wide}}"
-            f"{format_size(row['peak']):>12}"
-            f"{_share(row['peak'], data['peak']['bytes']):>9}"
-            f"{format_size(row['now']):>12}{format_size(row['allocated']):>12}"
-            f"{row['allocations']:>9,}"
-        )
+    names = [module_title(row) for row in shown]
+    lines = _rows("module", names, shown, columns, width, _end_of)
     rest = rows[len(shown) :]
     if rest:
         held = sum(row["peak"] for row in rest)
@@ -175,7 +241,7 @@ def _refusal(moment: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def _holders(peak: dict[str, Any]) -> list[str]:
+def _holders(peak: dict[str, Any], width: int) -> list[str]:
     if not peak["holders"]:
         return []
     lines = ["", "  largest at the peak"]
@@ -183,7 +249,7 @@ def _holders(peak: dict[str, Any]) -> list[str]:
         each = f"{row['blocks']:,} x {format_size(row['size'])}"
         lines.append(
             f"  {format_size(row['bytes']):>12}  {each:<22} {row['category']:<17}"
-            f"{_place(row, 42)}"
+            f"{_place(row, max(16, min(42, width - 56)))}"
         )
     return lines
 
@@ -247,10 +313,12 @@ def _memory(rows: dict[str, int | None]) -> list[str]:
     return lines
 
 
-def comparison(one: dict[str, Any], other: dict[str, Any]) -> str:
+def comparison(one: dict[str, Any], other: dict[str, Any], width: int = WIDEST) -> str:
     """What the second has more or less of than the first."""
     names = [*_by_module(one), *_by_module(other), *one["peak"]["phases"]]
-    wide = min(48, max(24, 3 + max(map(len, [*names, *other["peak"]["phases"], ""]))))
+    wide = min(
+        width - 44, 48, max(24, 3 + max(map(len, [*names, *other["peak"]["phases"], ""])))
+    )
     lines = [f"  {'':<{wide}}{'first':>14}{'second':>14}{'difference':>14}"]
 
     def row(name: str, first: int, second: int) -> None:

@@ -34,6 +34,8 @@ _lock = threading.RLock()
 _all: list[Tracking] = []
 _original_backward: Callable[..., Any] | None = None
 before_track: list[Callable[[], None]] = []  # called when the program itself tracks
+_torch: Any = None  # looked up once, not in every hook
+_places = False  # some tracking tells modules or lines
 
 
 def trackings() -> list[Tracking]:
@@ -120,35 +122,39 @@ class Tracking:
         return iter(()) if model is None else model.parameters()
 
     def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
-        import torch
-
-        if torch.compiler.is_compiling():
+        if _torch.compiler.is_compiling():
             return
-        self._open.close()  # what an error left open
-        core().usage_between(None)
-        if torch.is_grad_enabled():
+        spans = self._open.spans
+        if spans:  # what an error left open
+            self._open.close()
+        name = "evaluation"
+        if _torch.is_grad_enabled():
+            name = "forward"
             self.graphs.forward_begins(module)
-            self._open.enter("forward")
-        else:
-            self._open.enter("evaluation")
+        spans.append((name, phases.enter_anew(name)))
 
     def _forward_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        import torch
-
-        if torch.compiler.is_compiling() or not self._open.spans:
+        if _torch.compiler.is_compiling():
             return
-        core().usage_between(self._open.spans[-1][0])  # the loss belongs to it
-        self._open.close()
-        self.graphs.forward_ends(output)
+        spans = self._open.spans
+        if not spans:
+            return
+        name, span = spans.pop()
+        if span is not None:
+            core().usage_leave(span, name)  # the loss belongs to it
+        if spans:
+            self._open.close()
+        if self.graphs.watched:
+            self.graphs.forward_ends(output)
 
     def _step_begins(self, optimizer: Any, args: Any, named: Any) -> Any:
         """A closure, which makes the forward and backward passes, is no optimizer's phase."""
         self._open.close()
-        core().usage_between(None)
         given = named.get("closure", args[1] if len(args) > 1 else None)
         if given is None:
             self._open.enter("optimizer")
             return None
+        core().usage_between(None)
 
         @functools.wraps(given)
         def closure(*inside: Any, **more: Any) -> Any:
@@ -157,7 +163,6 @@ class Tracking:
             try:
                 return given(*inside, **more)
             finally:
-                core().usage_between(None)
                 self._open.enter("optimizer")
 
         if "closure" in named:
@@ -165,16 +170,17 @@ class Tracking:
         return (args[0], closure, *args[2:]), named
 
     def _step_ends(self, index: int, optimizer: Any, *_: Any) -> None:
-        self._open.close()
-        _tell_if_due()
+        if self._open.close():  # a new peak, at which there may be other state
+            _tell_known()
         held = len(optimizer.state)
         if self._states.get(index) != held:
             self._states[index] = held
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
-            core().usage_step()
+            something = core().usage_step()
             self.graphs.step_ends()
-            spilling.mark()
+            if something or spilling.on():
+                spilling.mark()
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
@@ -183,6 +189,7 @@ class Tracking:
                 return
             tell_all()  # nobody will tell what is a guess still
             _all.remove(self)
+            _look_at_all()
             for remove in reversed(self._removals):
                 remove()
             self._removals.clear()
@@ -234,9 +241,14 @@ class Tracking:
             return
         if not self._parameters:
             self._walk(model)
-        alive = [p for held in self._parameters.values() for p in _alive(held)]
-        _tell(alive, "parameter")
-        _tell(_gradients(alive), "gradient")
+        for device, held in self._parameters.items():
+            alive = list(_alive(held))
+            if self._sharded:
+                _tell(alive, "parameter")
+                _tell(_gradients(alive), "gradient")
+            else:
+                _tell_on(device, alive, "parameter")
+                _tell_on(device, list(_gradients(alive)), "gradient")
         for reference in self._optimizers:
             optimizer = reference()
             if optimizer is not None:
@@ -259,11 +271,15 @@ class _Open(threading.local):
         self.spans: list[tuple[str, bytes | None]] = []
 
     def enter(self, name: str) -> None:
-        self.spans.append((name, phases.enter(name)))
+        self.spans.append((name, phases.enter_anew(name)))
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Whether a peak is newer than the last telling, where something was open."""
+        due = False
         while self.spans:
-            phases.leave(self.spans.pop()[1])
+            span = self.spans.pop()[1]
+            due = span is not None and core().usage_leave(span)
+        return due
 
 
 class _Ended:
@@ -326,12 +342,22 @@ def begin(
         if not _all:
             _wrap_backward()
         _all.append(tracking)
+        _look_at_all()
         try:
             tracking._start()
         except BaseException:
             tracking.stop()
             raise
     return tracking
+
+
+def _look_at_all() -> None:
+    """Of all those under way, what a hook asks in every step."""
+    global _torch, _places
+    import torch
+
+    _torch = torch
+    _places = any(tracking.tells_places() for tracking in _all)
 
 
 def _several(optimizer: Any) -> list[Any]:
@@ -361,35 +387,30 @@ def _inner(optimizer: Any) -> Any:
 
 # --- backward and zero_grad -------------------------------------------------------------
 def _backward_begins() -> bytes | None:
-    core().usage_between(None)
-    for tracking in _all:
-        if tracking.tells_places():
-            core().place_over()
-            break
-    return phases.enter("backward")
+    if _places:
+        core().place_over()
+    return phases.enter_anew("backward")
 
 
 def _backward_ends(span: bytes | None) -> None:
     """Gradients are there from now on. Not so in the middle of a larger backward, which
     computes again what was checkpointed: there all else that it made lives too."""
-    import torch
-
-    for tracking in trackings():
-        if tracking.tells_places():
-            core().place_over()
+    if _places:
+        core().place_over()
+    for tracking in _all:
         tracking.graphs.backward_ends()
-    if (
-        span is not None
-        and torch._C._current_graph_task_id() == -1
-        and core().usage_backward_ends(span)
-    ):
+    if span is None:
+        return
+    whole = _torch._C._current_graph_task_id() == -1
+    if core().usage_leave(span, None, whole) and whole:
         _tell_known()
 
 
 def _zero_grad_begins() -> bytes | None:
-    _tell_if_due()  # what are gradients still
-    core().usage_between(None)
-    return phases.enter("zero_grad")
+    """At a new peak says what are gradients still; and an optimizer's state may be another."""
+    if core().usage_due():
+        _tell_known()
+    return phases.enter_anew("zero_grad")
 
 
 def _wrap_backward() -> None:
@@ -406,8 +427,9 @@ def _wrap_backward() -> None:
         span = _backward_begins()
         try:
             original(*args, **named)
-        finally:
+        except BaseException:
             phases.leave(span)
+            raise
         _backward_ends(span)
 
     torch.autograd.backward = backward
@@ -460,12 +482,6 @@ def _tell_known() -> None:
     core().usage_told()
 
 
-def _tell_if_due() -> None:
-    """At a new peak an optimizer's state may be other than at the last one, too."""
-    if core().usage_due():
-        _tell_known()
-
-
 def _tell(tensors: Iterable[Any], category: str) -> None:
     """Where the tensors' memory is on CUDA, it is of this category."""
     by_device: dict[int, list[Any]] = {}
@@ -473,17 +489,21 @@ def _tell(tensors: Iterable[Any], category: str) -> None:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         if local.is_cuda:
             by_device.setdefault(local.get_device(), []).append(local)
-    number = phases.CATEGORIES.index(category)
     for device, found in by_device.items():
-        try:
-            addresses = [tensor.data_ptr() for tensor in found]
-        except RuntimeError:  # one has no storage of its own
-            addresses = [0]
-        told = core().usage_set_category(device, addresses, number)
-        if told < len(addresses):  # views of larger blocks, then: by their storages
-            storages = [tensor.untyped_storage() for tensor in found]
-            addresses = [storage.data_ptr() for storage in storages]
-            core().usage_set_category(device, addresses, number)
+        _tell_on(device, found, category)
+
+
+def _tell_on(device: int, tensors: list[Any], category: str) -> None:
+    """The same where they are all on this device."""
+    number = phases.CATEGORIES.index(category)
+    try:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+    except RuntimeError:  # one has no storage of its own
+        addresses = [0]
+    told = core().usage_set_category(device, addresses, number)
+    if told < len(addresses):  # views of larger blocks, then: by their storages
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        core().usage_set_category(device, addresses, number)
 
 
 def _gradients(parameters: Iterable[Any]) -> Iterator[Any]:

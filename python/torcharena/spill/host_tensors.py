@@ -75,8 +75,12 @@ class ArenaTensors(HostTensors):
     def flat(self, size: int, device: torch.device) -> torch.Tensor:
         import torch
 
-        with regions.inside(self.number):
+        library = core()
+        before = library.region_enter(self.number)
+        try:
             return torch.empty(size, dtype=torch.uint8, device=device)
+        finally:
+            library.region_enter(before)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return bool(core().region_of(tensor.data_ptr())[0] == self.number)

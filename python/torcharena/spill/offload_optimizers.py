@@ -21,7 +21,15 @@ from .host_tensors import ArenaTensors, HostTensors, host_tensors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["host_bytes", "inner", "offload_optimizer", "onload_optimizer"]
+__all__ = [
+    "host_bytes",
+    "inner",
+    "is_whole",
+    "offload_optimizer",
+    "onload_optimizer",
+    "share",
+    "state_bytes",
+]
 
 T = TypeVar("T")
 
@@ -52,11 +60,28 @@ def offload_optimizer(optimizer: T) -> T:
         if is_rehearsal():
             return optimizer
     host = host_tensors("offload_optimizer", _REGION)
-    if found not in _offloaded:
+    offloaded = _offloaded.get(found)
+    if offloaded is None:
         offloaded = _Offloaded(found, host)
         offloaded.begin()
         _offloaded[found] = offloaded
+    elif offloaded.most is not None:
+        offloaded.share(None)
     return optimizer
+
+
+def share(optimizer: Any, device: int, most: int) -> None:
+    """So many bytes of the device's state are on the host, at most: what is too much there
+    comes back, what there is room for goes, now and when it is made. Raises as
+    `offload_optimizer`; what has not moved by then is where it was."""
+    offloaded = _offloaded.get(optimizer)
+    if offloaded is None:
+        host = host_tensors("offload_optimizer", _REGION)
+        offloaded = _Offloaded(optimizer, host, {device: most})
+        offloaded.begin()
+        _offloaded[optimizer] = offloaded
+    elif offloaded.most is not None:
+        offloaded.share(offloaded.most | {device: most})
 
 
 def onload_optimizer(optimizer: T) -> T:
@@ -71,13 +96,29 @@ def onload_optimizer(optimizer: T) -> T:
     return optimizer
 
 
-def host_bytes(optimizer: Any) -> int:
-    """Bytes of the optimizer's state that are on the host."""
+def host_bytes(optimizer: Any, device: int | None = None) -> int:
+    """Bytes of the optimizer's state that are on the host; of one device, or of all."""
     offloaded = _offloaded.get(optimizer)
     if offloaded is None:
         return 0
+    found = offloaded.count()
+    return sum(found.values()) if device is None else found.get(device, 0)
+
+
+def state_bytes(optimizer: Any, device: int) -> int:
+    """Bytes of the state that are on the host or could be, of one device."""
     local = [_local(tensor) for tensor in _tensors(list(optimizer.state.values()))]
-    return sum(t.nbytes for t in local if t.is_cuda and offloaded.host.holds(t))
+    return sum(
+        one.nbytes
+        for one in local
+        if one.is_cuda and one.device.index == device and one.nbytes >= LEAST
+    )
+
+
+def is_whole(optimizer: Any) -> bool:
+    """Whether all of its state is to be on the host: the program's own choice."""
+    offloaded = _offloaded.get(optimizer)
+    return offloaded is not None and offloaded.most is None
 
 
 def inner(optimizer: Any, what: str) -> Any:
@@ -152,11 +193,16 @@ def _plain(value: Any) -> Any:
 class _Offloaded:
     """What `offload_optimizer` began."""
 
-    def __init__(self, optimizer: Any, host: HostTensors) -> None:
+    def __init__(
+        self, optimizer: Any, host: HostTensors, most: dict[int, int] | None = None
+    ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.host = host
+        self.most = most  # bytes on the host, by device; None: all
+        self._there: dict[int, int] = {}  # of them, where there is a most
         self._containers: list[Any] = []  # tensors come into them by ways we do not see
         self._removals: list[Callable[[], None]] = []
+        self._loading = False
         self.shared = 0  # bytes that stay on the device, others having them too
 
     def begin(self) -> None:
@@ -177,10 +223,51 @@ class _Offloaded:
 
     def _adopt(self, optimizer: Any) -> None:
         """The optimizer's state is one of ours, with what was in it."""
+        self._there = {}
         states = _States(self)
         for key, value in optimizer.state.items():
             states[key] = value
         optimizer.state = states
+
+    def count(self) -> dict[int, int]:
+        """Bytes on the host, by device."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        found: dict[int, int] = {}
+        for tensor in _tensors(list(optimizer.state.values())):
+            local = _local(tensor)
+            if local.is_cuda and self.host.holds(local):
+                index = int(local.device.index)
+                found[index] = found.get(index, 0) + local.nbytes
+        return found
+
+    def share(self, most: dict[int, int] | None) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self.most, self._there = most, self.count()
+        tensors = list(_tensors(list(optimizer.state.values())))
+        if most is not None:
+            for tensor in reversed(tensors):
+                local = _local(tensor)
+                if not local.is_cuda or not self.host.holds(local):
+                    continue
+                index = int(local.device.index)
+                if self._there[index] > most.get(index, 0):
+                    _move(local, _on_device(local))
+                    self._there[index] -= local.nbytes
+        for tensor in tensors:
+            self.take(tensor)
+
+    def _has_room(self, local: torch.Tensor) -> bool:
+        """Whether it may be on the host; it is counted there from now on."""
+        if self.most is None:
+            return True
+        index = int(local.device.index)
+        there = self._there.get(index, 0) + local.nbytes
+        if there > self.most.get(index, 0):
+            return False
+        self._there[index] = there
+        return True
 
     def end(self) -> None:
         optimizer = self._optimizer()
@@ -211,11 +298,14 @@ class _Offloaded:
             if storage.nbytes() < LEAST:
                 if self.host.holds(local):  # where load_state_dict put it
                     _move(local, _on_device(local))
-            elif not self.host.holds(local):
+            elif self.host.holds(local):
+                if self._loading and not self._has_room(local):
+                    _move(local, _on_device(local))
+            else:
                 if storage.nbytes() != local.nbytes or not _is_alone(local):
                     self.shared += local.nbytes
-                    return
-                _move(local, self.host.like(local))
+                elif self._has_room(local):
+                    _move(local, self.host.like(local))
         elif isinstance(value, (list, tuple, dict)):
             if not any(value is one for one in self._containers):
                 self._containers.append(value)
@@ -245,7 +335,11 @@ class _Offloaded:
             return original(optimizer, *args, **named)
         finally:
             if not isinstance(optimizer.state, _States):
-                self._adopt(optimizer)
+                self._loading = True
+                try:
+                    self._adopt(optimizer)
+                finally:
+                    self._loading = False
 
 
 def _wrap_load(optimizer: Any, offloaded: _Offloaded) -> Callable[[], None]:

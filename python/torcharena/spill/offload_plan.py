@@ -36,6 +36,7 @@ class Plan:
     bytes: int
     least: int
     idle: bool = False  # all fits, with much to spare: there is nothing to look after
+    largest: int = 0  # of those that will leave, if all is as before
 
 
 class Learner:
@@ -74,7 +75,9 @@ class Learner:
             idle = demand is not None and known > 1 and demand <= room * _IDLE
             return Plan(0, self.least, idle)
         leave = demand - room + margin
-        return Plan(leave, least_size(self._seen[-1].sizes, leave, self.least))
+        sizes = self._seen[-1].sizes
+        size = least_size(sizes, leave, self.least)
+        return Plan(leave, size, largest=_largest(sizes, leave, size))
 
 
 def _rise(rises: dict[int, int], first: int) -> int:
@@ -91,6 +94,16 @@ def _rise(rises: dict[int, int], first: int) -> int:
         if slope >= 0 and line > 0:
             along = line
     return int(along)
+
+
+def _largest(sizes: Iterable[int], leave: int, least: int) -> int:
+    """Of the first that leave."""
+    found = gone = 0
+    for size in sizes:
+        if size >= least and gone < leave:
+            gone += size
+            found = max(found, size)
+    return found
 
 
 def least_size(sizes: Iterable[int], leave: int, least: int) -> int:

@@ -17,6 +17,7 @@ import contextlib
 import sys
 import threading
 from collections import deque
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ REGION = "torcharena.saved_tensors"
 _LEAST = 1 << 20
 _QUIET = 8  # passes
 _QUIET_SHARE = 0.75  # of the room: the highest of all that was allocated
+
+# Which way the copy goes that is waited for; before the wait, and after it.
+Waited = tuple[str, "torch.cuda.Event", "torch.cuda.Event"]
 
 _lock = threading.RLock()  # over everything below
 _movers: dict[Any, _Mover] = {}
@@ -66,7 +70,11 @@ class offload_activations(contextlib.ContextDecorator):
         self._least = max(_in_bytes(least, "least") or 0, 1)
         frame = sys._getframe(1)
         place = (frame.f_code.co_filename, frame.f_lineno)
-        self._key = (place, self._budget, self._least)
+        self._key: tuple[tuple[str, int], int | None, int] = (
+            place,
+            self._budget,
+            self._least,
+        )
         self._open: list[Any] = []
 
     def _recreate_cm(self) -> offload_activations:
@@ -118,6 +126,17 @@ def mover_of(context: offload_activations) -> _Mover | None:
     return _movers.get(context._key)
 
 
+def of_its_own(context: offload_activations, name: object) -> None:
+    """What the context learns is its own, not of the place where it was made."""
+    context._key = ((str(name), id(name)), context._budget, context._least)
+
+
+def forget(context: offload_activations) -> None:
+    """Nobody goes through it again: what it learned goes. What it sent comes back still."""
+    with _lock:
+        _movers.pop(context._key, None)
+
+
 def figures(device: int) -> dict[str, int]:
     """Bytes of saved tensors in the last pass: ``saved`` in all that could leave, ``sent`` of
     them; ``passes`` so far. All 0 where there was none."""
@@ -147,6 +166,10 @@ class _Mover:
         self.passes = 0
         self.full = False  # of host memory there is no more
         self.missed: dict[int, int] = {}  # bytes that the net had to take, though planned
+        self.waits: list[Waited] | None = (
+            None  # of the program's streams; None: not wanted
+        )
+        self.stay: set[int] = set()  # addresses of storages that stay
         self.quiet = 0  # passes in a row of which all was known to fit
 
     def is_quiet(self) -> bool:
@@ -173,6 +196,8 @@ class _Mover:
             return tensor
         storage = tensor.untyped_storage()
         if storage.nbytes() < self.least or tensor.nbytes * 4 < storage.nbytes():
+            return tensor
+        if self.stay and storage.data_ptr() in self.stay:
             return tensor
         with _lock:
             now = self._pass(tensor.device)
@@ -218,6 +243,8 @@ def _stays(tensor: torch.Tensor) -> bool:
         tensor.layout != torch.strided
         or tensor.is_conj()
         or tensor.is_neg()
+        or tensor.is_quantized
+        or tensor.is_nested
         or torch._C._current_graph_task_id() != -1  # computed again, in backward
         or torch.cuda.is_current_stream_capturing()
         or torch.compiler.is_compiling()
@@ -225,13 +252,58 @@ def _stays(tensor: torch.Tensor) -> bool:
 
 
 class _Links:
-    """The streams of a device's copies."""
+    """The streams of a device's copies, and the program's by cheap names: what torch.cuda does
+    in Python for each is most of the time of a small copy."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
+        self.device = device
         self.out = torch.cuda.Stream(device)
         self.back = torch.cuda.Stream(device)
+        self._known: dict[Any, torch.cuda.Stream] = {}
+
+    def current(self) -> torch.cuda.Stream:
+        """The calling thread's."""
+        import torch
+
+        key = torch._C._cuda_getCurrentStream(self.device.index)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > 64:
+                self._known.clear()
+            found = self._known[key] = torch.cuda.current_stream(self.device)
+        return found
+
+
+class _On:
+    """Work goes to that stream; as torch.cuda.stream()."""
+
+    __slots__ = ("device", "old", "stream")
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        import torch
+
+        stream, c = self.stream, torch._C
+        self.device = c._cuda_getDevice()
+        self.old = c._cuda_getCurrentStream(stream.device_index)
+        _set_stream(stream.stream_id, stream.device_index, stream.device_type)
+
+    def __exit__(self, *_: Any) -> None:
+        import torch
+
+        _set_stream(*self.old)
+        if self.device != self.old[1]:
+            torch.cuda.set_device(self.device)
+
+
+def _set_stream(number: int, device: int, kind: int) -> None:
+    import torch
+
+    torch._C._cuda_setStream(stream_id=number, device_index=device, device_type=kind)
 
 
 class _Item:
@@ -239,15 +311,15 @@ class _Item:
     when ``left`` has passed; ``there``: its bytes back on the device, when ``came`` has."""
 
     def __init__(self, owner: _Pass, index: int, tensor: torch.Tensor, size: int) -> None:
-        import torch
-
         self.owner = owner
         self.index = index
         self.size = size
         self.held: torch.Tensor | None = tensor.detach()
         self.version = tensor._version
+        # Copied as what it is: a rehearsal spares itself the contents of large floats.
+        self.dtype = _copied_as(tensor.dtype, size)
         self.broken = False
-        self.stream = torch.cuda.current_stream(tensor.device)
+        self.stream = owner.links.current()
         self.host: torch.Tensor | None = None
         self.left: torch.cuda.Event | None = None
         self.there: torch.Tensor | None = None
@@ -312,7 +384,7 @@ class _Pass:
         self.oldest = 0  # items before it are sent, or stay
         self.next = -1  # the next to come back, downwards
         self.ahead = 0  # bytes that came back and wait for their use
-        self.largest = 0
+        self.largest = 0  # of those sent
         self.plan = Plan(0, mover.least)
         self._look_around()
 
@@ -355,10 +427,15 @@ class _Pass:
         """Bytes to be left free for what is allocated between two looks."""
         return self.stash + self.room // 64
 
+    def demand_now(self) -> tuple[int, int]:
+        """Bytes that it would have had on the device with nothing away, so far, and those of
+        the tensors that it saved."""
+        self._sample()
+        return self.demand, sum(item.size for item in self.items)
+
     def finish(self) -> None:
         """The next pass begins."""
-        self._sample()
-        saved = sum(item.size for item in self.items)
+        _, saved = self.demand_now()
         self.mover.last[self.number] = saved, self.sent
         self.by_storage.clear()
         if self.plan.bytes:
@@ -391,7 +468,6 @@ class _Pass:
         self.by_storage[storage._cdata] = StorageWeakRef(storage), item
         self.items.append(item)
         self.next = item.index
-        self.largest = max(self.largest, size)
         handle = _Handle(item, tensor)
         if self.mover.budget is not None:
             if self.sent + size <= self.mover.budget:
@@ -408,24 +484,22 @@ class _Pass:
             margin = self.room // 64 + self.mover.missed.get(self.number, 0)
             self.plan = learner.plan(first, self.base, self.room, margin)
             if least.bytes:  # what is still being copied counts as not gone
-                self.largest = max(self.largest, first)
-                self.plan = Plan(self.plan.bytes + self.stash, self.plan.least)
+                self.largest = max(self.largest, self.plan.largest)
+                self.plan = replace(self.plan, bytes=self.plan.bytes + self.stash)
 
     def _send(self, item: _Item) -> None:
         """Queues the copy out."""
-        import torch
-
         if self.mover.full or item.held is None or item.host is not None:
             return
-        current = torch.cuda.current_stream(self.device)
+        current = self.links.current()
         out = self.links.out
         out.wait_stream(current)
         if item.stream != current:
             out.wait_stream(item.stream)
         try:
-            with torch.cuda.stream(out), torch.no_grad():
-                host = self.mover.host.flat(item.size, self.device)
-                host.copy_(_flat(item.held, item.size), non_blocking=True)
+            with _On(out):
+                host = self.mover.host.flat(item.size, self.device).view(item.dtype)
+                host.copy_(_flat(item.held, host), non_blocking=True)
         except RuntimeError as error:  # OutOfMemoryError is one
             self.mover.full = True
             text = str(error).partition("\n")[0]
@@ -442,6 +516,7 @@ class _Pass:
         self.leaving.append(item)
         self.in_flight += item.size
         self.sent += item.size
+        self.largest = max(self.largest, item.size)
         held = self.mover.host_bytes
         held[self.number] = held.get(self.number, 0) + item.size
 
@@ -473,13 +548,22 @@ class _Pass:
 
     def _order(self, item: _Item) -> None:
         """Those who may reuse the bytes wait for the copy out, on the device."""
-        import torch
-
         assert item.left is not None
-        item.stream.wait_event(item.left)
-        current = torch.cuda.current_stream(self.device)
+        current = self.links.current()
         if current != item.stream:
-            current.wait_event(item.left)
+            item.stream.wait_event(item.left)
+        self._await(current, item.left, "out")
+
+    def _await(
+        self, stream: torch.cuda.Stream, event: torch.cuda.Event, way: str
+    ) -> None:
+        """The program's stream waits; for how long, where somebody wants to know."""
+        if self.mover.waits is None:
+            stream.wait_event(event)
+            return
+        begin = stream.record_event(_timing())
+        stream.wait_event(event)
+        self.mover.waits.append((way, begin, stream.record_event(_timing())))
 
     def _dropped(self, item: _Item) -> None:
         self.in_flight -= item.size
@@ -506,21 +590,18 @@ class _Pass:
             self._bring(item)
             held += item.size
         self._bring_ahead(held)
-        current = torch.cuda.current_stream(self.device)
+        current = self.links.current()
         if item.held is not None:
             source = item.held
         else:
             assert item.there is not None
             assert item.came is not None
-            current.wait_event(item.came)
+            self._await(current, item.came, "back")
             if item.came_to != current:
                 item.there.record_stream(current)
             source = item.there
-        with torch.no_grad():
-            found = torch.empty(0, dtype=handle.dtype, device=self.device)
-            found.set_(
-                source.untyped_storage(), handle.offset, handle.size, handle.stride
-            )
+        found = torch.empty(0, dtype=handle.dtype, device=self.device)
+        found.set_(source.untyped_storage(), handle.offset, handle.size, handle.stride)
         if not handle.used:
             handle.used = True
             item.waiting -= 1
@@ -538,14 +619,14 @@ class _Pass:
 
         assert item.host is not None
         assert item.left is not None
-        current = torch.cuda.current_stream(self.device)
+        current = self.links.current()
         back = self.links.back
-        with torch.no_grad():
-            item.there = torch.empty(item.size, dtype=torch.uint8, device=self.device)
-            back.wait_stream(current)
-            back.wait_event(item.left)
-            with torch.cuda.stream(back):
-                item.there.copy_(item.host, non_blocking=True)
+        count = item.host.numel()
+        item.there = torch.empty(count, dtype=item.dtype, device=self.device)
+        back.wait_stream(current)
+        back.wait_event(item.left)
+        with _On(back):
+            item.there.copy_(item.host, non_blocking=True)
         item.came = back.record_event()
         item.came_to = current
         self.mover.host.used_by(item.host, back)
@@ -598,12 +679,25 @@ def _at_home() -> int:
     return found
 
 
-def _flat(tensor: torch.Tensor, size: int) -> torch.Tensor:
+def _timing() -> torch.cuda.Event:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _copied_as(dtype: torch.dtype, size: int) -> torch.dtype:
+    import torch
+
+    plain = dtype.is_floating_point and dtype.itemsize > 1 and size % dtype.itemsize == 0
+    return dtype if plain else torch.uint8
+
+
+def _flat(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The bytes of the tensor's storage."""
     import torch
 
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(tensor.untyped_storage(), 0, (size,), (1,))
+    flat = torch.empty(0, dtype=like.dtype, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), 0, (like.numel(),), (1,))
 
 
 def line(device: int) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,8 @@ Tags = str | Iterable[str] | None
 
 _OUT_OF_MEMORY, _NO_HOST_MEMORY = 1, 8  # of torcharena.h
 _lock = threading.RLock()
+# Set by pools beside torch's own allocator, which must have their say.
+before_sleep: Callable[[str], None] | None = None
 
 
 class region(contextlib.ContextDecorator):
@@ -143,7 +145,8 @@ def _all() -> list[tuple[int, dict[str, Any]]]:
 
 def _chosen(tags: Tags, what: str) -> list[tuple[int, dict[str, Any]]]:
     """The regions that the tags name; all that live on the device for None."""
-    needs_enabled(what)
+    if not state.current.pools:
+        needs_enabled(what)
     needs_cuda()
     there = _all()
     if tags is None:
@@ -161,7 +164,7 @@ def _chosen(tags: Tags, what: str) -> list[tuple[int, dict[str, Any]]]:
 
 def asleep() -> list[str]:
     """Names of the regions that sleep now."""
-    if not enabled() or not core().created():
+    if not core().created():
         return []
     return [info["name"] for _, info in _all() if info["asleep"]]
 
@@ -180,6 +183,8 @@ def sleep(tags: Tags = None, keep: bool = True) -> int:
     with _lock:
         try:
             for number, info in _chosen(tags, "sleep"):
+                if before_sleep is not None:
+                    before_sleep(info["name"])
                 freed += _sleep(number, info, keep)
         finally:
             _watch()
@@ -195,7 +200,7 @@ def _sleep(number: int, info: dict[str, Any], keep: bool) -> int:
     if done["status"] in (_OUT_OF_MEMORY, _NO_HOST_MEMORY) and keep:
         from . import spilling
 
-        if not spilling.on():
+        if enabled() and not spilling.on():
             why += "; torcharena.enable(spill='64GiB') allows host memory, keep=False needs none"
     raise RuntimeError(f"torcharena.sleep({info['name']!r}): {why}")
 
@@ -211,6 +216,9 @@ def wake_up(tags: Tags = None) -> int:
         try:
             for number, info in _chosen(tags, "wake_up"):
                 done = core().region_wake(number)
+                if done["status"] == _OUT_OF_MEMORY and not enabled():
+                    _empty_torchs_cache()
+                    done = core().region_wake(number)
                 if done["status"] == _OUT_OF_MEMORY:
                     _refuse_to_wake(info, done)
                 if done["status"] != 0:
@@ -221,6 +229,14 @@ def wake_up(tags: Tags = None) -> int:
             _watch()
     pass_on()
     return taken
+
+
+def _empty_torchs_cache() -> None:
+    """Its own allocator is in charge: what that keeps for nobody goes first."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):  # inside a pool some versions refuse
+        torch.cuda.empty_cache()
 
 
 def _refuse_to_wake(info: dict[str, Any], done: dict[str, Any]) -> None:
