@@ -6,7 +6,7 @@
     python -m benchmarks all --out benchmarks/results/bench-h200.json --seconds 550
     python -m benchmarks report [--check]
 
-Groups: core (the C core alone, any machine), latency, packing, caps, steps, startup. Each
+Groups: core (the C core alone, any machine), latency, packing, caps, steps, startup, spill. Each
 contender runs in processes of its own: native, expandable, async (cudaMallocAsync), rmm_pool
 and rmm_arena (where rmm is installed), the floor (a plug-in that does nothing), the arena.
 ``--out`` names a file of results that is gone on with: what it has is not measured again
@@ -22,12 +22,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import caps, latency, packing, report, startup, steps
+from . import caps, latency, packing, report, spill, startup, steps
 from .contenders import pick
 from .runs import devices
 from .store import Store
 
-GROUPS = ("core", "latency", "packing", "caps", "steps", "startup")
+GROUPS = ("core", "latency", "packing", "caps", "steps", "startup", "spill")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -44,6 +44,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--programs", help="of packing, caps and steps, by commas; `new`: the six"
     )
     parser.add_argument("--cases", help="of latency: size, live, threads, streams")
+    parser.add_argument("--means", help=f"parts of spill: {', '.join(spill.PARTS)}")
     parser.add_argument("--out", type=Path, help="the file of results")
     parser.add_argument("--again", action="store_true", help="also what the file has")
     parser.add_argument("--seconds", type=float, help="for all of it (none)")
@@ -61,6 +62,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         options.groups = list(GROUPS)
     if options.jobs < 1 or options.generations < 1:
         parser.error("--jobs and --generations are at least 1")
+    options.means = options.means.split(",") if options.means else None
+    for name in options.means or ():
+        if name not in spill.PARTS:
+            parser.error(f"--means {name}: not one of {', '.join(spill.PARTS)}")
     options.cases = chosen_cases(parser, options.cases)
     options.programs = chosen_programs(parser, options.programs)
     for group in options.groups:
@@ -204,6 +209,15 @@ class Bench:
             self.store, self.names("startup"), seconds=self.left(400)
         )
 
+    def spill(self) -> None:
+        self.wrong += spill.run(
+            self.store,
+            self.options.means,
+            small=self.options.rehearse,
+            seconds=self.left(1e9),
+            timeout=self.options.timeout,
+        )
+
     def run(self) -> int:
         """Exit code 1 where something was not measured."""
         doors: dict[str, Callable[[], None]] = {
@@ -213,6 +227,7 @@ class Bench:
             "caps": self.caps,
             "steps": self.steps,
             "startup": self.startup,
+            "spill": self.spill,
         }
         for group in self.options.groups:
             doors[group]()

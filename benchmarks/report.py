@@ -12,6 +12,7 @@ from .building import ROOT
 from .contenders import CONTENDERS
 from .latency import CASES, name_of
 from .packing import ratio
+from .spill_report import spill_tables
 from .store import Store
 
 __all__ = ["RESULTS", "document", "main", "tables"]
@@ -298,6 +299,7 @@ def tables(store: Store) -> str:
         *caps_tables(store),
         *steps_tables(store),
         *startup_tables(store),
+        *spill_tables(store, grid),
     ]
     return "\n\n".join(parts)
 

@@ -12,9 +12,12 @@
 # tests and rows), two (two GPUs: its tests and its table; needs two), truth (what
 # a context takes, then the peaks of programs that benchmarks/results/truth-h200.jsonl lacks, or
 # of all --again), notebooks (each executed, with its outputs into FOLDER/notebooks), bench
-# (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have;
-# without ARGUMENTS: the core and the latencies, then the packing of the programs written for
-# it). Default: the first four. All of it ends within S seconds (550): a part gets
+# (`python -m benchmarks ARGUMENTS` into bench.json, going on from --have; without ARGUMENTS: the
+# core, the latencies, starting up and the packing of the programs written for it; then step times
+# and smallest caps: two calls, the second with --have of the first), spill (host memory:
+# `python -m benchmarks spill` into spill.json, going on from --have; the wheels in build/wheels
+# are installed first, bitsandbytes and torchao to be measured beside). Default: the first four.
+# All of it ends within S seconds (550): a part gets
 # at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
 # the two-GPU machine, and for the truth that rehearsals are held against:
 #
@@ -24,6 +27,8 @@
 #   scripts/on_gpu.sh FOLDER --parts notebooks     (then copy FOLDER/notebooks over notebooks)
 #   scripts/on_gpu.sh FOLDER --parts bench
 #   scripts/on_gpu.sh FOLDER --parts bench --bench 'caps --programs moe' --have bench.json
+#   scripts/on_gpu.sh FOLDER --parts spill
+#   scripts/on_gpu.sh FOLDER --parts spill --bench '--means auto,rivals,idle' --have spill.json
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -81,8 +86,19 @@ part() {
     fi
 }
 
+# Seconds for a command that has at most so many, less what its tables and its end take.
+within() {
+    local left=$((seconds - SECONDS))
+    ((left < $1)) || left=$1
+    echo $((left > 30 ? left - 25 : 5))
+}
+
 part install 180 "$python" -m pip install --no-build-isolation --no-deps --quiet .
 ((status == 0)) || exit 1
+# RMM, to measure beside (benchmarks/README.md): where its wheels were laid ready.
+if compgen -G "build/wheels/rmm_*.whl" >/dev/null; then
+    part rmm 60 "$python" -m pip install --no-deps --no-index --quiet build/wheels/*.whl
+fi
 # The installed package, not the source tree, is what is tested.
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$python" - >"$folder/machine.txt" 2>&1 <<'END'
@@ -135,15 +151,33 @@ for name in ${parts//,/ }; do
                 part bench "$((seconds - SECONDS))" "${measure[@]}" \
                     --seconds "$((seconds - SECONDS - 40))" "${arguments[@]}"
             else
-                part bench_latency 190 "${measure[@]}" core latency --seconds 150
-                part bench_packing 230 "${measure[@]}" packing --programs new --jobs 4 \
-                    --timeout 100 --seconds 200
+                # What FILE of --have holds is not measured again: so the same call goes on.
+                part bench_latency 200 "${measure[@]}" core latency --seconds 150
+                part bench_startup 150 "${measure[@]}" startup --seconds 110
+                part bench_packing 240 "${measure[@]}" packing --programs new --jobs 4 \
+                    --timeout 100 --seconds "$(within 240)"
+                part bench_steps 260 "${measure[@]}" steps --timeout 100 \
+                    --programs llama_lora,moe,gpt2_varlen --seconds "$(within 260)"
+                part bench_caps "$((seconds - SECONDS))" "${measure[@]}" caps --jobs 4 \
+                    --only arena,expandable --timeout 100 \
+                    --seconds "$(within "$seconds")"
             fi
             cat "$folder"/bench*.log
             ;;
         spill_rates)
             part spill_rates 240 "$python" -m benchmarks.spill_rates
             cat "$folder/spill_rates.log"
+            ;;
+        spill)
+            # Who is measured beside, where their wheels were put; none of them is needed.
+            wheels=(build/wheels/*.whl)
+            [[ ! -e ${wheels[0]} ]] || part wheels 60 "$python" -m pip install --quiet \
+                --no-deps --no-index "${wheels[@]}"
+            [[ -z $have ]] || cp "$have" "$folder/spill.json"
+            read -ra arguments <<<"$bench"
+            part spill "$((seconds - SECONDS))" "$python" -m benchmarks spill \
+                --out "$folder/spill.json" --seconds "$((seconds - SECONDS - 30))" "${arguments[@]}"
+            cat "$folder/spill.log"
             ;;
         fixed)
             part fixed 120 "$python" -m benchmarks.fixed_shapes --timeout 60 \

@@ -6,7 +6,6 @@
 #include "arena.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "calls.h"
 #include "check.h"
@@ -28,9 +27,8 @@ typedef struct ta_slab {
 
 bool ta_arena_restock(ta_arena *arena)
 {
-    ta_slab *slab = aligned_alloc(_Alignof(ta_slab), sizeof *slab);
+    ta_slab *slab = calloc(1, sizeof *slab);
     if (!slab) return false;
-    memset(slab, 0, sizeof *slab);
     slab->next = arena->slabs;
     arena->slabs = slab;
     for (size_t i = 0; i < sizeof slab->blocks / sizeof *slab->blocks; i++) {

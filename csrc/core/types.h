@@ -24,8 +24,7 @@
 #include "driver.h"
 #include "lock.h"
 
-#define TA_LINE                                                                          \
-    64 /* bytes that processors pass between them at a time; they come in pairs */
+#define TA_LINE 64 /* bytes that processors pass between them at a time */
 
 typedef struct ta_block ta_block;
 typedef struct ta_hole ta_hole;
@@ -59,7 +58,7 @@ typedef enum ta_state {
  *     own_mapped = mapped pages in [own_first, own_end);  listed = own_mapped > 0
  * and a hole of several blocks has none that owns nothing. */
 struct ta_block {
-    _Alignas(2 * TA_LINE) uint64_t addr, size;
+    uint64_t addr, size;
     ta_block *prev, *next; /* by address, within the chunk */
     ta_chunk *chunk;
     ta_state state;
@@ -87,7 +86,7 @@ struct ta_block {
  * unmapped = slots without a page that lie wholly inside, and no slot without a page lies
  * anywhere else. */
 struct ta_hole {
-    _Alignas(TA_LINE) uint64_t addr, size;
+    uint64_t addr, size;
     ta_block *first, *last;
     ta_hole *left, *right; /* tree of its bin, by (size, addr) */
     uint32_t priority, unmapped, bin;

@@ -57,7 +57,7 @@ static void park(parked *p)
 static bool give_back(ta_allocator *a, void *ptr)
 {
     ta_block_place place;
-    const ta_status status = ta_devices_wait(a);
+    const ta_status status = ta_mempool_capturing() ? TA_NOT_READY : ta_devices_wait(a);
     if (status == TA_GONE || status == TA_FORKED) return true;
     if (status) return false;
     if (ta_block_where(a, ptr, &place)) return true; /* none of ours */

@@ -272,6 +272,33 @@ TEST(a_lowered_shared_cap_is_kept_by_all)
     end();
 }
 
+/* A region that sleeps gives its share back, page by page, and takes it again. */
+TEST(a_region_sleeps_under_a_shared_cap)
+{
+    world w;
+    held h[4];
+    ta_region_id id;
+    const ta_region_config config = {.page_bytes = 4 * MiB};
+    begin();
+    open_process(&w, 128 * MiB, 64 * MiB, false);
+    CHECK_EQ(ta_region_open(w.allocator, "weights", &config, &id), TA_OK);
+    CHECK_EQ(ta_region_enter(w.allocator, id, NULL), TA_OK);
+    for (int i = 0; i < 4; i++) CHECK_EQ(bring(&w, &h[i]), TA_OK);
+    CHECK_EQ(ta_region_enter(w.allocator, 0, NULL), TA_OK);
+    for (int keep = 1; keep >= 0; keep--) {
+        CHECK_EQ(ta_region_sleep(w.allocator, id, keep, NULL), TA_OK);
+        CHECK_EQ(row_of(getpid()).bytes, 0);
+        CHECK_EQ(row_of(getpid()).spilled, keep ? 32 * MiB : 0);
+        CHECK_EQ(ta_region_wake(w.allocator, id, NULL), TA_OK);
+        CHECK_EQ(row_of(getpid()).bytes, 32 * MiB);
+        CHECK_EQ(row_of(getpid()).spilled, 0);
+        if (keep) CHECK(kept(h, 4));
+    }
+    for (int i = 0; i < 4; i++) drop(&w, &h[i]);
+    world_close(&w);
+    end();
+}
+
 /* --- a crowd ---------------------------------------------------------------------------- */
 #define CROWD_CAP (64 * MiB)
 

@@ -254,8 +254,7 @@ TEST(a_lowered_cap_holds_from_the_next_mark_on)
     const ta_spill_config little = {.host_bytes = 80 * MiB, .net = true};
     CHECK_EQ(ta_set_spill(w.allocator, &little), TA_OK);
     CHECK_EQ(ta_step(w.allocator, -1, &info), TA_OK);
-    CHECK_EQ(info.sent_out,
-             48 * MiB); /* 64 are wanted, and 80 - 32 are left: halved to 32 */
+    CHECK_EQ(info.sent_out, 48 * MiB); /* all that is wanted: 80 - 32 are left */
     kept(h, 16);
     good(&w);
     for (int i = 0; i < 16; i++) drop(&w, &h[i]);

@@ -29,6 +29,7 @@ FAMILIES = {
     "compilation": "Compilation and graphs",
     "sharing": "Sharing",
     "process": "Life of a process",
+    "servers": "Servers: memory that sleeps",
     "tools": "Tools",
 }
 ROWS: dict[str, Row] = {}

@@ -263,9 +263,23 @@ def lifetimes() -> None:
     torch.cuda.empty_cache()  # its last segments, while it sleeps
     pool.wake_up()
     pool.empty_cache()
-    if CAPTURES:
-        assert pool.stats()["reserved_bytes"] == pool.stats()["device_bytes"] == 0
-        assert "nothing held" in repr(pool)
+    if not CAPTURES:
+        return
+    assert pool.stats()["reserved_bytes"] == pool.stats()["device_bytes"] == 0
+    assert "nothing held" in repr(pool)
+    with pool:
+        kept = keeper.cuda()
+        dead = torch.zeros(60 * MIB, dtype=torch.uint8, device="cuda")
+    del dead
+    with start("another"):  # a pool's end inside another one
+        pool.sleep()
+        assert pool.stats()["reserved_bytes"] == 20 * MIB
+        del kept
+        torch.cuda.empty_cache()  # a segment whose bytes are on the host
+        gone = pool.stats()
+        pool.wake_up()
+    assert gone["reserved_bytes"] == pool.stats()["device_bytes"] == 0
+    assert gone["host_bytes"] == 0
 
 
 def busy() -> None:
@@ -311,7 +325,10 @@ def parked() -> None:
         address = alloc(2 * MIB, 0, stream)
         assert address and _core.mempool_held(pool._number, 0) == 2 * MIB
         torch.empty_like(source).copy_(source)
+        stranger = torch.cuda.Stream()  # of which the arena knows nothing
+        stranger.wait_stream(torch.cuda.current_stream())
         hooks.ta_mempool_free(address, 2 * MIB, 0, stream)
+        torch.cuda.current_stream().wait_stream(stranger)
         assert _core.mempool_held(pool._number, 0) == 2 * MIB
     graph.replay()
     _core.mempool_settle()

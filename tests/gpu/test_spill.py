@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_case import run_case
+from spill_more_names import MORE
 
 ALIKE = [
     "g11_net",
@@ -34,3 +35,7 @@ def test_cases_that_enable_alike() -> None:
 
 def test_without() -> None:
     run_case("without", program="spill_cases.py")
+
+
+def test_more_cases() -> None:
+    run_case("together", *MORE, program="spill_more_cases.py", quiet=False, timeout=300)

@@ -117,6 +117,33 @@ said["freed"] = torcharena.free_exceptions()
 said["gone"] = before - torch.cuda.memory_allocated()
 said["left"] = torcharena.held_by_exceptions()
 said["goes on"] = next(suspended)
+
+def ends():
+    ended = torch.empty(1 << 19, device="cuda")
+    yield 1
+    raise KeyError(ended.numel())
+
+async def waits():
+    waited = torch.empty(1 << 18, device="cuda")
+    list(ends())
+
+import asyncio, gc, weakref
+gc.disable()
+try:
+    asyncio.run(waits())
+except KeyError as one:
+    of_the_module = torch.empty(1 << 17, device="cuda")  # no error holds it
+    try:
+        raise ValueError("another, while the first is handled")
+    except ValueError as two:
+        error = two
+held = torcharena.held_by_exceptions()
+said["chain"] = [(one.exception, one.name, one.bytes) for one in held]
+said["chain freed"] = torcharena.free_exceptions()
+dies = weakref.ref(of_the_module)
+torcharena.held_by_exceptions()
+del of_the_module
+said["nobody holds it"] = dies() is None
 print(said)
 """,
             values=False,
@@ -135,6 +162,12 @@ print(said)
     assert found["freed"] == found["gone"] == 10 << 20
     assert found["left"] == []
     assert found["goes on"] == 1 << 20
+    assert found["chain"] == [
+        ("KeyError", "ended", 2 << 20),
+        ("KeyError", "waited", 1 << 20),
+    ]
+    assert found["chain freed"] == 3 << 20
+    assert found["nobody holds it"]
 
 
 @with_torch

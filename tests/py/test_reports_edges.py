@@ -79,7 +79,7 @@ def test_a_phase_left_but_not_entered() -> None:
 def test_watch_wants_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "needs_enabled", lambda what: None)
     for given in ({"interval": "x"}, {"most": None}, {"interval": True}):
-        with pytest.raises(TypeError, match="a number of seconds, such as 0.5"):
+        with pytest.raises(TypeError, match=r"a number of seconds, such as 0\.5"):
             notebook.watch(**given)  # type: ignore[arg-type]
 
 

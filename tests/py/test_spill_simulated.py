@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str, **more: str) -> str:
+def run(*arguments: str, program: Path = CASES, **more: str) -> str:
     environment = {
         **os.environ,
         "LD_PRELOAD": str(LIBRARY),
@@ -34,7 +34,7 @@ def run(*arguments: str, **more: str) -> str:
         "TORCHARENA_SIM_GPU": "16GiB",
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(CASES), *arguments],
+        [sys.executable, "-W", "ignore", str(program), *arguments],
         capture_output=True,
         text=True,
         timeout=600,
@@ -48,6 +48,12 @@ def test_cases_that_enable_alike() -> None:
     from test_spill import ALIKE
 
     run("together", *ALIKE)
+
+
+def test_more_cases() -> None:
+    from spill_more_names import MORE
+
+    run("together", *MORE, program=CASES.with_name("spill_more_cases.py"))
 
 
 def test_copies_are_ordered_with_work() -> None:

@@ -10,8 +10,8 @@ if importlib.util.find_spec("lightning") is not None:
 else:
     from pytorch_lightning import Callback
 
-from ..loading import core, log
-from ..reports import tracking
+from ..loading import log
+from ..reports import phases, tracking
 from ..reports.reporting import report
 from ..state import enabled
 from .figures import epoch_line, figures
@@ -33,29 +33,49 @@ class ArenaCallback(Callback):
         super().__init__()
         self.path = report
         self._tracking: tracking.Tracking | None = None
+        self._span: bytes | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if enabled():
             self._tracking = tracking.track(pl_module, trainer.optimizers)
 
+    # Lightning calls training_step, not the module: track's own hooks see no forward there.
     def on_train_batch_start(self, *_: Any) -> None:
-        self._between("forward")
+        self._is_in("forward")
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        self._is_in(None)
+
+    def on_before_backward(self, *_: Any) -> None:
+        self._is_in(None)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._is_in(None)
 
     def on_validation_batch_start(self, *_: Any) -> None:
-        self._between("evaluation")
+        self._is_in("evaluation")
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        self._between(None)
+        self._is_in(None)
 
     def on_test_batch_start(self, *_: Any) -> None:
-        self._between("evaluation")
+        self._is_in("evaluation")
 
     def on_test_batch_end(self, *_: Any) -> None:
-        self._between(None)
+        self._is_in(None)
 
-    def _between(self, name: str | None) -> None:
-        if enabled() and core().created():
-            core().usage_between(name)
+    def on_predict_batch_start(self, *_: Any) -> None:
+        self._is_in("evaluation")
+
+    def on_predict_batch_end(self, *_: Any) -> None:
+        self._is_in(None)
+
+    def on_exception(self, *_: Any) -> None:
+        self._is_in(None)
+
+    def _is_in(self, name: str | None) -> None:
+        phases.leave(self._span)
+        self._span = phases.enter_anew(name) if name and enabled() else None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         found = figures()

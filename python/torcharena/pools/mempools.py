@@ -84,9 +84,9 @@ class MemPools:
         current = cuda.current_device()
         if self._by_thread:
             return [current]
-        there = getattr(self._torch._C, "_cuda_hasPrimaryContext", None)
-        others = range(cuda.device_count()) if there is not None else ()
-        return [current, *(i for i in others if i != current and there(i))]
+        in_use: Any = getattr(self._torch._C, "_cuda_hasPrimaryContext", lambda _: False)
+        others = (i for i in range(cuda.device_count()) if i != current)
+        return [current, *(i for i in others if in_use(i))]
 
     def route(self) -> contextlib.ExitStack:
         """This thread's allocations come from here until the stack is closed."""
@@ -112,8 +112,8 @@ class MemPools:
     def _new(self, device: int) -> Any:
         with self._torch.cuda.device(device):  # a pool is of the one that is current
             pool = self._torch.cuda.MemPool(self.allocator.allocator())
-        # Its end aborts the process while a graph uses it too, as at the interpreter's end: it
-        # has none unless `shed` found that it may.
+        # Its end aborts the process while a graph uses it too, or another pool is in use, as
+        # at the interpreter's end: it has none.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         return pool
 
@@ -132,19 +132,25 @@ class MemPools:
             return found
 
     def shed(self, all_of_it: bool = False) -> None:
-        """Whole segments in torch's cache go back to the arena, which gives them to the driver;
-        those of graphs stay.
+        """Whole segments in torch's cache go back to the arena, which gives them to the driver,
+        with the rest of torch's cache; those of graphs stay.
 
-        torch does that only at a pool's end: the pool ends, its live tensors stay, and the
-        next one is new. What is free in segments beside live tensors is then lost until those
-        die, so it is done where more is won; with ``all_of_it`` where anything is."""
+        torch does that for a pool that nobody uses: this one is given up, its live tensors
+        stay, and the next one is new. What is free in segments beside live tensors is then
+        lost until those die, so it is done where more is won; with ``all_of_it`` where
+        anything is. (The end of torch's object would do it too, and ends the process where
+        another thread is inside a pool or captures.)"""
         if self._by_thread:
             return
+        given_up = False
         with self._lock:
-            for idle in self._idle.values():
+            for device, idle in self._idle.items():
                 for pool in [one for one in idle if self._worth(one, all_of_it)]:
                     idle.remove(pool)
-                    ctypes.pythonapi.Py_DecRef(ctypes.py_object(pool))
+                    self._torch._C._cuda_releasePool(device, pool.id)
+                    given_up = True
+        if given_up:
+            self._torch.cuda.empty_cache()
 
     def _worth(self, pool: Any, all_of_it: bool) -> bool:
         if pool.use_count() != 1:

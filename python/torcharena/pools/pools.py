@@ -13,7 +13,6 @@ as the process's allocator, a pool is a region of it, by the same handle."""
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,18 +31,9 @@ __all__ = ["Pool", "outside", "pool"]
 _ANYTHING = 1 << 60  # bytes: the machine is asked what it has before any is pinned
 _SPARES = (2, 14)  # torch gives its cache back, from then on, when a pool finds no memory
 
-_lock = threading.RLock()
 _pools: dict[str, Pool] = {}
 _entered = threading.local()  # .stack: what this thread is in, the innermost last
 _host_budget: sizes.Size | None = None  # None: nobody has said
-
-
-def _after_fork_child() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork_child)
 
 
 def pool(
@@ -72,7 +62,7 @@ def pool(
     Raises ValueError for what makes no sense or differs from what this pool was made with.
     CUDA is looked at when it is first used: RuntimeError then, where torch or the GPU cannot."""
     made = Pool(tag, limit=limit, page=page, touch=touch, spill=spill)
-    with _lock:
+    with regions.lock:
         known = _pools.setdefault(made.tag, made)
         if known is not made:
             known._must_match(made)
@@ -129,20 +119,21 @@ class Pool(contextlib.ContextDecorator):
 
     def __enter__(self) -> Pool:
         self._ready()
-        if self.asleep:
-            raise RuntimeError(
-                f"torcharena.pool({self.tag!r}) sleeps: wake_up() comes before allocating "
-                "in it"
-            )
+        with regions.lock:
+            if self.asleep:
+                raise RuntimeError(
+                    f"torcharena.pool({self.tag!r}) sleeps: wake_up() comes before allocating "
+                    "in it"
+                )
+            if self._mempools is not None:
+                self._inside += 1  # from now on it does not go to sleep
         if self._mempools is None:
             self._region.__enter__()
             return self
-        with _lock:
-            self._inside += 1
         try:
             _enter(self._mempools)
         except BaseException:
-            with _lock:
+            with regions.lock:
                 self._inside -= 1
             raise
         return self
@@ -159,7 +150,7 @@ class Pool(contextlib.ContextDecorator):
         try:
             _leave()
         finally:
-            with _lock:
+            with regions.lock:
                 self._inside -= 1
         _explain(error)
 
@@ -205,7 +196,7 @@ class Pool(contextlib.ContextDecorator):
 
         self._ready()
         before = core().region_get(self._number)["device"]
-        with _lock:
+        with regions.lock:
             if self._mempools is not None and not self._inside and not _capturing():
                 self._mempools.shed(all_of_it=True)
         torch.cuda.empty_cache()
@@ -277,7 +268,7 @@ class Pool(contextlib.ContextDecorator):
                 "the child cannot use its CUDA memory; start it with the spawn method"
             )
         if not self._number:
-            with _lock:
+            with regions.lock:
                 self._first_use()
 
     def _first_use(self) -> None:
@@ -442,7 +433,7 @@ def _capturing() -> bool:
 
 def _prepare(name: str) -> None:
     """Called before the region of that name goes to sleep. RuntimeError where it must not."""
-    with _lock:
+    with regions.lock:
         known = _pools.get(name)
         if known is None or known._mempools is None:
             return

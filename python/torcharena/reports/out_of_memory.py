@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
+import itertools
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -19,7 +20,12 @@ from .reporting import Report, report
 
 __all__ = ["Held", "free_exceptions", "held_by_exceptions", "on_oom"]
 
-_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# Where they have the frame in which they wait; None once they have ended.
+_FRAMES: dict[type, str] = {
+    types.GeneratorType: "gi_frame",
+    types.CoroutineType: "cr_frame",
+    types.AsyncGeneratorType: "ag_frame",
+}
 
 
 class on_oom(contextlib.ContextDecorator):
@@ -121,8 +127,11 @@ def held_by_exceptions() -> list[Held]:
     """CUDA tensors in frames of exceptions that are over: those that Python or a notebook
     keeps as the last error, and those in variables. The largest first; each once."""
     found: dict[int, Held] = {}
+    suspended = _suspended()
     for error in _finished():
-        for frame, line in _frames(error):
+        for frame, line in _frames(error, suspended):
+            if frame.f_locals is frame.f_globals:  # variables of a module or a notebook
+                continue
             for name, value in frame.f_locals.items():
                 for tensor in _tensors(value):
                     storage = tensor.untyped_storage()
@@ -145,8 +154,9 @@ def free_exceptions() -> int:
 
     Returns the bytes of CUDA tensors that this frees."""
     held = sum(one.bytes for one in held_by_exceptions())
+    suspended = _suspended()
     for error in _finished():
-        _clear(error)
+        _clear(error, suspended)
         error.__traceback__ = None
     for name in ("last_exc", "last_value", "last_type", "last_traceback"):
         if hasattr(sys, name):
@@ -166,7 +176,8 @@ def _finished() -> list[BaseException]:
     handled = _being_handled()
     errors: list[BaseException] = []
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for one in [last, *gc.get_objects()]:
+    # A list made of both would hold itself, and so all there is.
+    for one in itertools.chain((last,), gc.get_objects()):
         # isinstance would ask an object's own __class__, which may do anything
         if not issubclass(type(one), BaseException) or id(one) in handled:
             continue
@@ -190,29 +201,42 @@ def _being_handled() -> set[int]:
     return handled
 
 
-def _running() -> set[FrameType]:
-    frames: set[FrameType] = set()
-    for frame in sys._current_frames().values():
-        at: FrameType | None = frame
+# Ids and no frames: a set of frames would hold its own, and all that its callers have.
+def _running() -> set[int]:
+    """Frames that threads are in."""
+    found: set[int] = set()
+    at: FrameType | None
+    for at in sys._current_frames().values():
         while at is not None:
-            frames.add(at)
+            found.add(id(at))
             at = at.f_back
-    return frames
+    return found
 
 
-def _clear(error: BaseException) -> None:
-    for frame, _ in list(_frames(error)):
+def _suspended() -> set[int]:
+    """Frames of generators and coroutines that may go on."""
+    found: set[int] = set()
+    for one in gc.get_objects():
+        name = _FRAMES.get(type(one))
+        if name is not None:
+            found.add(id(getattr(one, name)))
+    return found
+
+
+def _clear(error: BaseException, suspended: set[int] | None = None) -> None:
+    suspended = _suspended() if suspended is None else suspended
+    for frame, _ in list(_frames(error, suspended)):
         with contextlib.suppress(RuntimeError):  # it runs after all
             frame.clear()
 
 
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Frames of the error that have ended, with their lines. A generator's may go on."""
+def _frames(error: BaseException, suspended: set[int]) -> Iterator[tuple[FrameType, int]]:
+    """Frames of the error that have ended, with their lines."""
     running = _running()
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        if frame not in running and not frame.f_code.co_flags & _SUSPENDABLE:
+        if id(frame) not in running and id(frame) not in suspended:
             yield trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
 

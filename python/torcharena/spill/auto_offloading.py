@@ -13,6 +13,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["AutoOffload", "auto_offload"]
 
 _ENOUGH = 0.95  # of the room: more than that has no room
+_BLIND = 3  # steps after which a model that was never called is told
 _KEPT = 32  # passes whose need counts
 _GAIN = 0.05  # of a step: less is not worth moving for
 # Tensors of state for each parameter, where none is there yet; by the optimizer's class.
@@ -92,6 +94,7 @@ class AutoOffload:
         self._there: dict[int, _Device] = {}
         self._clock = StepClock()
         self.steps = 0
+        self._forwards = 0
         self.state_bytes = 0  # of optimizer state on the host; 0: it is on the device
         if enabled():
             self._host = host_tensors(
@@ -100,9 +103,15 @@ class AutoOffload:
             self._hook(model, optimizers)
 
     def _hook(self, model: torch.nn.Module, optimizers: list[Any]) -> None:
+        import torch
+
+        # The model may be compiled afterwards, its hooks with it. torch's optimizers have loaded
+        # the compiler already.
+        begins = torch.compiler.disable(self._forward_begins)
+        ends = torch.compiler.disable(self._forward_ends)
         hooks: list[Any] = [
-            model.register_forward_pre_hook(self._forward_begins, prepend=True),
-            model.register_forward_hook(self._forward_ends, always_call=True),
+            model.register_forward_pre_hook(begins, prepend=True),
+            model.register_forward_hook(ends, always_call=True),
         ]
         for optimizer in optimizers:
             hooks.append(optimizer.register_step_pre_hook(self._step_begins))
@@ -117,6 +126,7 @@ class AutoOffload:
             return
         if torch.cuda.is_current_stream_capturing():
             return
+        self._forwards += 1
         if not self._open:  # a model that calls itself is in one pass
             self._note_passes()
             self._clock.forward_begins()
@@ -150,6 +160,13 @@ class AutoOffload:
             return
         spilling.mark()
         self.steps += 1
+        if self.steps == _BLIND and not self._forwards:
+            warn(
+                f"torcharena.auto_offload: {_BLIND} steps, and none of the model's forward "
+                "passes was seen, so no saved tensor can leave: give it the module that the "
+                "loop calls, and compile before",
+                stacklevel=0,
+            )
         away = self._is_away()
         self._clock.step_ends(away, self.state_bytes)
         self._choose()
@@ -221,7 +238,7 @@ class AutoOffload:
             device.rates = link_rates(index, self._host, device.room - live)
         rates = device.rates
         place = self._clock.place
-        return rates if place is None else Rates(rates.out, rates.back, place, True)
+        return rates if place is None else replace(rates, place=place)
 
     def _before_there_is_state(self, optimizer: Any) -> None:
         """Its first step is about to make it."""

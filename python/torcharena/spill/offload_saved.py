@@ -81,13 +81,26 @@ class offload_activations(contextlib.ContextDecorator):
         return self
 
     def __enter__(self) -> offload_activations:
+        self._begins()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.pop().__exit__(kind, error, trace)
+        pass_on()
+
+    def _begins(self) -> None:
         if not enabled():
             from ..rehearsal.api import is_rehearsal
 
             if not is_rehearsal():
                 needs_enabled("offload_activations")
             self._open.append(contextlib.nullcontext())
-            return self
+            return
         import torch
 
         host = host_tensors("offload_activations", REGION)
@@ -99,19 +112,20 @@ class offload_activations(contextlib.ContextDecorator):
             needed = not mover.is_quiet()
         hooks: Any = contextlib.nullcontext()
         if needed:
-            hooks = torch.autograd.graph.saved_tensors_hooks(mover.pack, mover.unpack)
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                _untraced(mover.pack), _untraced(mover.unpack)
+            )
         hooks.__enter__()
         self._open.append(hooks)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.pop().__exit__(kind, error, trace)
-        pass_on()
+
+def _untraced(function: Any) -> Any:
+    """Called where a function is being compiled, piece by piece, it is no piece of it."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    import torch
+
+    return torch.compiler.disable(function)
 
 
 def _in_bytes(value: SizeLike, name: str) -> int | None:

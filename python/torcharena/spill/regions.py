@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -26,9 +27,18 @@ __all__ = ["asleep", "inside", "open_region", "region", "sleep", "wake_up"]
 Tags = str | Iterable[str] | None
 
 _OUT_OF_MEMORY, _NO_HOST_MEMORY = 1, 8  # of torcharena.h
-_lock = threading.RLock()
+_lock = lock = threading.RLock()  # of pools too
 # Set by pools beside torch's own allocator, which must have their say.
 before_sleep: Callable[[str], None] | None = None
+
+
+def _after_fork_child() -> None:
+    """A thread that had the lock is not there to give it back."""
+    global _lock, lock
+    _lock = lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)
 
 
 class region(contextlib.ContextDecorator):
