@@ -8,16 +8,18 @@ arrive there is copied."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,20 @@ def unshared() -> None:
     assert_sound()
 
 
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """The profiler's library has things of its own to say on standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 # --- the profiler ---------------------------------------------------------------------------
 def profiled() -> None:
     """Memory events of the GPU: each allocation and free, with the totals; none when off."""
@@ -248,12 +264,13 @@ def profiled() -> None:
     begin()
     quiet: dict[str, Any] = {"activities": [ProfilerActivity.CPU], "acc_events": True}
     model = torch.nn.Linear(256, 256).cuda()
-    with profile(**quiet, profile_memory=True, record_shapes=True, with_stack=True) as on:
+    wide: dict[str, Any] = {"record_shapes": True, "with_stack": True}
+    with hushed(), profile(**quiet, profile_memory=True, **wide) as on:
         before = torch.cuda.memory_allocated()
         for _ in range(2):
             model(torch.zeros(64, 256, device="cuda")).sum().backward()
         after = torch.cuda.memory_allocated()
-    with profile(**quiet) as off:
+    with hushed(), profile(**quiet) as off:
         torch.zeros(1000, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
