@@ -149,6 +149,7 @@ def extensions() -> list[Extension]:
 
 
 setup(
+    license="Apache-2.0",
     ext_modules=extensions(),
     cmdclass={"build_ext": Build},
     # The build's front end installs these before it builds: headers are a requirement only

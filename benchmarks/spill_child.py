@@ -66,7 +66,7 @@ def deterministic() -> None:
     """Kernels that give the same bits every time, where there are such."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.enable_cudnn_sdp(False)
 

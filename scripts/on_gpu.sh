@@ -16,7 +16,9 @@
 # core, the latencies, starting up and the packing of the programs written for it; then step times
 # and smallest caps: two calls, the second with --have of the first), spill (host memory:
 # `python -m benchmarks spill` into spill.json, going on from --have; the wheels in build/wheels
-# are installed first, bitsandbytes and torchao to be measured beside). Default: the first four.
+# are installed first, bitsandbytes and torchao to be measured beside), soak (10,000 steps of
+# everything at once, then leaks that must be noticed), sanitizer (compute-sanitizer's memcheck
+# over tests/memcheck.py, then the guarded cases). Default: the first four.
 # All of it ends within S seconds (550): a part gets
 # at most what it is given below, and no more than is left. Exit code 1 where a part failed. On
 # the two-GPU machine, and for the truth that rehearsals are held against:
@@ -188,6 +190,30 @@ for name in ${parts//,/ }; do
             part loops 520 "$python" -m benchmarks.loops --repeat "$repeat" --timeout 120 \
                 ${loops:+--loops "$loops"} --out "$folder/loops.json"
             tail -n 20 "$folder/loops.log"
+            ;;
+        soak)
+            part soak 420 "$python" -m tests.soak --steps 10000 --prove --seconds 340 \
+                --out "$folder/soak.json"
+            tail -n 12 "$folder/soak.log"
+            ;;
+        sanitizer)
+            # It may not tell what lies in a mapping of the driver's own making from what does
+            # not (to be seen here), so the guarded cases come after it, with a kernel that writes
+            # too far.
+            PATH=$PATH:/usr/local/cuda/bin
+            if command -v compute-sanitizer >/dev/null; then
+                for case in basic streams graphs oom; do
+                    part "memcheck_$case" 60 compute-sanitizer --tool memcheck \
+                        --target-processes all --error-exitcode 86 --launch-timeout 40 \
+                        "$python" -m tests.memcheck "$case"
+                    tail -n 4 "$folder/memcheck_$case.log"
+                done
+            else
+                say "sanitizer: no compute-sanitizer here (it comes with the CUDA Toolkit)"
+                status=1
+            fi
+            tests guard 100 tests/gpu/test_guard.py
+            tail -n 4 "$folder/guard.log"
             ;;
         tracking)
             part tracking 240 "$python" -m benchmarks.tracking --within 230 --timeout 90 \

@@ -14,6 +14,7 @@
 #include "device.h"
 #include "epoch.h"
 #include "events.h"
+#include "guard.h"
 #include "oom.h"
 #include "pages.h"
 #include "plain.h"
@@ -123,13 +124,16 @@ static ta_status attempt_once(ta_device *d, ta_arena *arena, uint64_t bytes, siz
         ta_count_unlock(arena);
         return TA_ASLEEP;
     }
-    ta_place place = find(arena, bytes);
+    ta_place place = {0};
+    if (!d->guard) place = find(arena, bytes);
     if (!place.hole) {
         ta_count_unlock(arena);
         status = d->plain ? ta_plain_add(d, arena, bytes, lack)
                           : ta_addresses_add(d, arena, bytes);
         ta_count_lock(arena);
-        if (!status)
+        if (!status && d->guard)
+            place = ta_guard_place(arena, bytes);
+        else if (!status)
             place = find(arena, bytes); /* others may have taken from it meanwhile */
     }
     if (!status && !stocked(arena)) status = TA_NO_HOST_MEMORY;
@@ -137,7 +141,9 @@ static ta_status attempt_once(ta_device *d, ta_arena *arena, uint64_t bytes, siz
     ta_block *held = NULL;
     if (!status && !place.need) {
         ta_count_admit(arena, bytes, size);
-        *ptr = begin(arena, ta_arena_take(arena, place.hole, place.addr, bytes), size);
+        ta_block *b = ta_arena_take(arena, place.hole, place.addr, bytes);
+        *ptr = begin(arena, b, size);
+        if (d->guard) ta_guard_begin(arena, b);
     } else if (!status)
         held = hold(arena, place, bytes);
     ta_count_unlock(arena);
@@ -227,6 +233,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     if (oom) *oom = (ta_oom){0};
     ta_lock_take(&d->pages);
     if (!status && region && atomic_load(&region->asleep)) status = TA_ASLEEP;
+    if (!status && d->guard && ta_guard_found(d->allocator)) status = TA_GUARDED;
     if (!status && region && d->plain && region->config.home == TA_ON_HOST)
         status = TA_UNSUPPORTED;
     if (!status && !arena) {
@@ -241,7 +248,7 @@ static ta_status alloc_locked(ta_device *d, ta_arena *arena, ta_stream_state *st
     }
     if (!status && planned && !put_on_host(d, arena, bytes, size, PLANNED, ptr))
         ; /* else as ever */
-    else if (!status && !alloc_mapped(arena, bytes, size, ptr))
+    else if (!status && (d->guard || !alloc_mapped(arena, bytes, size, ptr)))
         status = alloc_slow(d, arena, bytes, size, ptr, oom);
     if (!status) ta_share_answer(d);
     if (pool) pool->users--;
@@ -293,7 +300,7 @@ __attribute__((noinline)) static ta_status alloc_other(ta_allocator *a, size_t s
         atomic_load_explicit(&d->planned, memory_order_relaxed) &&
         ta_plan_says(d, ta_round_up(size, TA_GRANULE), ta_stream_key(stream)) && !pool &&
         !region;
-    if (arena && size <= d->total && !planned &&
+    if (arena && size <= d->total && !planned && !d->guard &&
         !atomic_load_explicit(&d->over, memory_order_relaxed) &&
         alloc_mapped(arena, ta_round_up(size, TA_GRANULE), size, ptr))
         return TA_OK;
@@ -392,6 +399,14 @@ __attribute__((noinline)) static ta_status free_other(ta_allocator *a, void *ptr
         ta_block_end(arena, b, atomic_load_explicit(&d->tick, memory_order_relaxed));
     unlock(arena);
     if (record) free_recorded(d, arena, b, exists);
+    if (ours && d->guard) {
+        uintptr_t saved[2];
+        const bool entered = ta_enter(d, saved) == TA_OK;
+        ta_lock_take(&d->pages);
+        if (entered) ta_plain_sweep(d, arena);
+        ta_lock_drop(&d->pages);
+        if (entered) ta_leave(d, saved);
+    }
     return ours ? TA_OK : TA_INVALID;
 }
 

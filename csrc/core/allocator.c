@@ -8,6 +8,7 @@
 #include "alive.h"
 #include "device.h"
 #include "epoch.h"
+#include "guard.h"
 #include "pages.h"
 #include "plan.h"
 #include "pool.h"
@@ -37,6 +38,8 @@ const char *ta_status_text(ta_status status)
         return "in use already";
     case TA_ASLEEP:
         return "the region sleeps: wake it first";
+    case TA_GUARDED:
+        return "a guarded block was written out of bounds";
     }
     return "unknown status";
 }
@@ -58,13 +61,17 @@ ta_status ta_allocator_create(const ta_driver *driver, const ta_config *config,
     void *lookup = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     a->alive = ta_alive_make();
-    if (lookup == MAP_FAILED || !a->alive) {
+    const bool guarded = !a->config.guard || ta_guard_create(a);
+    if (lookup == MAP_FAILED || !a->alive || !guarded) {
+        ta_guard_destroy(a);
         if (lookup != MAP_FAILED) munmap(lookup, bytes);
         ta_alive_end(a->alive);
         free(a);
         return TA_NO_HOST_MEMORY;
     }
     a->lookup = lookup;
+    /* As though a thread were in a region, always: no request takes the fast path. */
+    if (a->config.guard) atomic_init(&a->entered, 1);
     ta_lock_init(&a->setup, TA_RANK_SETUP);
     ta_lock_init(&a->plain_lock, TA_RANK_LOOKUP);
     for (int i = 0; i < TA_MAX_DEVICES; i++) {
@@ -97,6 +104,7 @@ static void destroy_device(ta_device *d)
         bool reachable = ta_enter(d, saved) == TA_OK;
         if (reachable) driver->device_wait(driver->self, d->ordinal);
         ta_pages_destroy(d, reachable);
+        if (d->guard) ta_guard_close(d, reachable);
         ta_epoch_destroy(d, reachable);
         if (reachable) ta_leave(d, saved);
     }
@@ -116,6 +124,7 @@ void ta_allocator_destroy(ta_allocator *a)
     for (int i = 0; i < TA_MAX_DEVICES; i++) destroy_device(&a->device[i]);
     ta_lock_destroy(&a->setup);
     ta_lock_destroy(&a->plain_lock);
+    ta_guard_destroy(a);
     free(a->plain);
     munmap((void *)(uintptr_t)a->lookup, TA_LOOKUP_SLOTS * sizeof *a->lookup);
     ta_alive_end(a->alive);

@@ -35,6 +35,7 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
     c->mapped = mapped;
     c->slots = slots;
     c->spilled = NULL;
+    c->guarded = NULL;
     c->mapped_count = c->spilled_count = 0;
     c->shift = (unsigned)__builtin_ctzll(page_bytes);
     return c;
@@ -45,6 +46,8 @@ void ta_chunk_retire(ta_device *device, ta_chunk *c)
     free(c->pages);
     free(c->mapped);
     free(c->spilled);
+    free(c->guarded);
+    c->guarded = NULL;
     c->pages = NULL;
     c->mapped = NULL;
     c->spilled = NULL;

@@ -40,13 +40,21 @@ static inline bool ta_count_room(const ta_arena *arena, uint64_t bytes,
                              (room[TA_OF_REQUESTED] - requested);
     return !(lacking >> 63);
 }
+/* One thread writes at a time. */
+static inline void ta_count_live(ta_arena *arena, uint64_t more)
+{
+    atomic_store_explicit(
+        &arena->counts.live_bytes,
+        atomic_load_explicit(&arena->counts.live_bytes, memory_order_relaxed) + more,
+        memory_order_relaxed);
+}
 uint64_t ta_count_planned(ta_arena *arena, uint64_t bytes);
 /* It does; there is room. Returns its serial. */
 static inline uint64_t ta_count_alloc(ta_arena *arena, uint64_t bytes, uint64_t requested)
 {
     ta_device *d = arena->device;
     arena->counts.live_blocks++;
-    arena->counts.live_bytes += bytes;
+    ta_count_live(arena, bytes);
     arena->counts.live_requested += requested;
     arena->room[TA_OF_BLOCKS]--;
     arena->room[TA_OF_BYTES] -= bytes;
@@ -68,7 +76,7 @@ static inline void ta_count_free(ta_arena *arena, const ta_block *block, bool pe
 {
     const uint64_t bytes = block->size, requested = block->requested;
     arena->counts.live_blocks--;
-    arena->counts.live_bytes -= bytes;
+    ta_count_live(arena, -bytes);
     arena->counts.live_requested -= requested;
     arena->counts.freed_blocks++;
     arena->counts.freed_bytes += bytes;

@@ -35,7 +35,7 @@ static ta_status grant(ta_device *d, int other)
     ta_lock_take(&d->pages);
     bool known = false;
     for (int i = 0; i < d->access_count; i++) known |= d->access[i] == other;
-    if (!known && !d->plain) { /* plain memory is torch's to share */
+    if (!known && (!d->plain || d->guard)) { /* plain memory is torch's to share */
         d->access[d->access_count++] = other;
         for (ta_arena *a = d->arenas; a && !status; a = a->next) {
             ta_arena_lock(a);
@@ -80,8 +80,11 @@ static ta_status look_at(ta_allocator *a, ta_device *d)
         status =
             driver->granularity(driver->self, d->ordinal, TA_TIER_DEVICE, &granularity);
     if (status) return status;
-    d->plain = !vmm;
+    d->guard = a->config.guard;
+    if (d->guard && !(vmm && driver->fill && driver->read)) return TA_UNSUPPORTED;
+    d->plain = !vmm || d->guard;
     d->page_bytes = a->config.page_bytes ? a->config.page_bytes : TA_DEFAULT_PAGE;
+    if (d->guard) d->page_bytes = granularity;
     if (d->page_bytes < granularity) d->page_bytes = granularity;
     if (d->page_bytes & (d->page_bytes - 1) || d->page_bytes % granularity ||
         d->page_bytes > TA_LOOKUP_BYTES)

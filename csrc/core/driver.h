@@ -74,6 +74,10 @@ struct ta_driver {
     /* Queues a copy between mapped ranges that the device may touch, in either direction. */
     ta_status (*copy)(void *self, int device, ta_stream stream, uint64_t to,
                       uint64_t from, uint64_t bytes);
+    /* Sets and reads bytes of mapped memory of the device, on the second of those streams; done
+     * when it returns. Legal while others are being captured. `to` is any host memory. */
+    ta_status (*fill)(void *self, int device, uint64_t addr, int value, uint64_t bytes);
+    ta_status (*read)(void *self, int device, void *to, uint64_t from, uint64_t bytes);
 
     /* Without VMM: memory and its address together. */
     ta_status (*plain_alloc)(void *self, int device, uint64_t size, uint64_t *addr);

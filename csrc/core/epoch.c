@@ -383,7 +383,8 @@ size_t ta_pending_poll(ta_device *d, ta_arena *arena)
     return settled;
 }
 
-ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
+static ta_status wait_pending(ta_device *d, ta_arena *arena, uint64_t before,
+                              double most_us)
 {
     ta_stream_state *stream = NULL;
     uint64_t tick = 0;
@@ -391,12 +392,24 @@ ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
     for (ta_block *b = arena->pending_first; b && !stream; b = b->pending_next)
         for (ta_use *u = b->uses; u && !stream; u = u->next)
             if (u->stream->passed <= u->tick && u->tick < before &&
-                ta_stream_waitable(d, u->stream, u->tick, TA_FOREVER_US)) {
+                ta_stream_waitable(d, u->stream, u->tick, most_us)) {
                 stream = u->stream;
                 tick = u->tick;
             }
     ta_arena_unlock(arena);
-    return stream ? ta_stream_wait(d, stream, tick, TA_FOREVER_US) : TA_NOT_READY;
+    return stream ? ta_stream_wait(d, stream, tick, most_us) : TA_NOT_READY;
+}
+
+ta_status ta_pending_wait(ta_device *d, ta_arena *arena, uint64_t before)
+{
+    return wait_pending(d, arena, before, TA_FOREVER_US);
+}
+
+void ta_pending_sweep(ta_device *d, ta_arena *arena, double most_us)
+{
+    while (!wait_pending(d, arena, UINT64_MAX, most_us)) {
+    }
+    ta_pending_poll(d, arena);
 }
 
 void ta_epoch_destroy(ta_device *d, bool reachable)

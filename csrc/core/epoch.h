@@ -66,6 +66,8 @@ size_t ta_pending_poll(ta_device *device, ta_arena *arena);
 /* Waits for the arena's oldest pending block of those freed before tick `before`.
  * TA_NOT_READY where there is none, or it cannot be waited for. */
 ta_status ta_pending_wait(ta_device *device, ta_arena *arena, uint64_t before);
+/* Waits for each of the arena's pending blocks, so long at most; what has passed is free. */
+void ta_pending_sweep(ta_device *device, ta_arena *arena, double most_us);
 void ta_epoch_destroy(ta_device *device, bool reachable);
 
 #endif

@@ -220,10 +220,13 @@ uint64_t ta_reserved(ta_device *d)
 uint64_t ta_unused(ta_device *d)
 {
     ta_spin_take(&d->counting);
-    uint64_t held =
-        d->stats.reserved.current + d->stats.spilled.current + d->stats.dropped.current;
+    uint64_t held = d->stats.reserved.current + d->stats.spilled.current +
+                    d->stats.dropped.current,
+             used = d->stats.pending.current;
     ta_spin_drop(&d->counting);
-    const uint64_t used = ta_count_now(d).active;
+    /* An arena's lock may be held: so nearly of one moment, which is enough for others. */
+    for (const ta_arena *a = d->arenas; a; a = a->next)
+        used += atomic_load_explicit(&a->counts.live_bytes, memory_order_relaxed);
     return held > used ? held - used : 0;
 }
 

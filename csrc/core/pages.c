@@ -15,6 +15,7 @@
 #include "events.h"
 #include "gather.h"
 #include "host.h"
+#include "guard.h"
 #include "plain.h"
 #include "pool.h"
 #include "tier.h"
@@ -247,8 +248,10 @@ static void give_up(ta_device *d, ta_chunk *c)
 {
     const ta_driver *driver = d->allocator->driver;
     if (d->plain) {
-        if (!driver->plain_free(driver->self, d->ordinal, c->addr))
-            ta_share_return(d, c->size);
+        const ta_status status =
+            d->guard ? ta_guard_unmap(d, c)
+                     : driver->plain_free(driver->self, d->ordinal, c->addr);
+        if (!status) ta_share_return(d, c->size);
         return;
     }
     if (unmap_all(d, c)) ta_call_unreserve(d, c->addr, c->size);

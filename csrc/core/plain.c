@@ -6,11 +6,14 @@
  * counts work as ever, and what is given back is a chunk that is one hole. */
 #include "plain.h"
 
+#include <stdlib.h>
+
 #include "arena.h"
 #include "calls.h"
 #include "chunk.h"
 #include "count.h"
 #include "epoch.h"
+#include "guard.h"
 #include "pages.h"
 
 #define LARGE_CHUNK ((uint64_t)32 << 20) /* least size of a range for large blocks */
@@ -43,8 +46,8 @@ static ta_idle_chunk oldest_of(ta_arena *a)
     return oldest;
 }
 
-/* Of those whose stream has passed, or of those that can be waited for. */
-static ta_idle_chunk find(ta_device *d, bool passed)
+/* Of those whose stream has passed; without `passed`, or that can be waited for, so long. */
+static ta_idle_chunk find(ta_device *d, bool passed, double most_us)
 {
     ta_idle_chunk best = {NULL, NULL, UINT64_MAX};
     for (ta_arena *a = d->arenas; a; a = a->next) {
@@ -53,8 +56,10 @@ static ta_idle_chunk find(ta_device *d, bool passed)
         if (!oldest.chunk) continue;
         ta_stream_remark(d, a->stream, oldest.tick);
         ta_stream_poll(d, a->stream);
-        if ((a->stream->passed > oldest.tick) == passed && oldest.tick < best.tick &&
-            (passed || ta_stream_waitable(d, a->stream, oldest.tick, TA_FOREVER_US)))
+        /* It may pass at any moment: what is to be waited for can be over by now. */
+        const bool past = a->stream->passed > oldest.tick;
+        if (oldest.tick < best.tick &&
+            (past || (!passed && ta_stream_waitable(d, a->stream, oldest.tick, most_us))))
             best = oldest;
     }
     return best;
@@ -80,7 +85,8 @@ static ta_status release(ta_device *d, const ta_idle_chunk *idle, uint64_t *rele
     ta_lookup_clear(d, c); /* before: another device may get the same addresses at once */
     d->plain_frees++;
     ta_lock_drop(&d->pages);
-    ta_status status = driver->plain_free(driver->self, d->ordinal, addr);
+    ta_status status = d->guard ? ta_guard_unmap(d, c)
+                                : driver->plain_free(driver->self, d->ordinal, addr);
     ta_lock_take(&d->pages);
     d->plain_frees--;
     pthread_cond_broadcast(&d->pool_idle);
@@ -105,12 +111,12 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t be
 {
     ta_status status = TA_OK;
     while (!status && ta_reserved(d) > keep) {
-        ta_idle_chunk idle = find(d, true);
+        ta_idle_chunk idle = find(d, true, 0);
         if (idle.chunk) {
             status = release(d, &idle, released);
             continue;
         }
-        if (wait) idle = find(d, false);
+        if (wait) idle = find(d, false, TA_FOREVER_US);
         if (wait && d->plain_frees && (!idle.chunk || idle.tick >= before)) {
             /* What others are giving back is about to be there: no reason to refuse. */
             pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
@@ -120,6 +126,23 @@ ta_status ta_plain_give_back(ta_device *d, uint64_t keep, bool wait, uint64_t be
         status = ta_stream_wait(d, idle.arena->stream, idle.tick, TA_FOREVER_US);
     }
     return status;
+}
+
+void ta_plain_sweep(ta_device *d, ta_arena *arena)
+{
+    uint64_t released = 0;
+    ta_status status = TA_OK;
+    ta_pending_sweep(d, arena, TA_PATIENCE_US);
+    while (!status) {
+        ta_idle_chunk idle = find(d, true, 0);
+        if (idle.chunk) {
+            status = release(d, &idle, &released);
+            continue;
+        }
+        idle = find(d, false, TA_PATIENCE_US);
+        if (!idle.chunk) break;
+        status = ta_stream_wait(d, idle.arena->stream, idle.tick, TA_PATIENCE_US);
+    }
 }
 
 static ta_status capped(ta_device *d, uint64_t size, ta_lack *lack)
@@ -139,7 +162,8 @@ static bool fits(ta_device *d, uint64_t size)
 }
 
 /* Within the cap and the ledger, and counted; what was charged is spent or given back. */
-static ta_status take(ta_device *d, uint64_t size, uint64_t *addr, ta_lack *lack)
+static ta_status take(ta_device *d, uint64_t size, uint64_t bytes, uint64_t *addr,
+                      ta_lack *lack)
 {
     const ta_driver *driver = d->allocator->driver;
     ta_status status = TA_OK;
@@ -148,7 +172,8 @@ static ta_status take(ta_device *d, uint64_t size, uint64_t *addr, ta_lack *lack
     if (ta_share_charged(d) < size) status = ta_share_charge(d, size, size, lack);
     if (!status && !fits(d, size)) status = capped(d, size, lack); /* others grew */
     if (!status) {
-        status = driver->plain_alloc(driver->self, d->ordinal, size, addr);
+        status = d->guard ? ta_guard_map(d, size, bytes, addr)
+                          : driver->plain_alloc(driver->self, d->ordinal, size, addr);
         if (status) lack->refusal = (ta_refusal){0};
     }
     if (!status) {
@@ -164,13 +189,14 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, ta_lack *l
     const ta_driver *driver = d->allocator->driver;
     const uint64_t least = ta_round_up(bytes, d->page_bytes);
     uint64_t size = least, addr, released = 0;
-    if (!arena->small && size < LARGE_CHUNK && LARGE_CHUNK <= ta_limit_of(d, NULL))
+    if (!d->guard && !arena->small && size < LARGE_CHUNK &&
+        LARGE_CHUNK <= ta_limit_of(d, NULL))
         size = LARGE_CHUNK;
     for (bool gave_back = false;; gave_back = true) {
         /* The cap may have been lowered during a wait. */
         const uint64_t limit = ta_limit_of(d, NULL);
         if (size > limit) return capped(d, size, lack);
-        ta_status status = take(d, size, &addr, lack);
+        ta_status status = take(d, size, bytes, &addr, lack);
         if (!status) break;
         if (status != TA_OUT_OF_MEMORY) return status;
         if (gave_back && size > least)
@@ -185,13 +211,17 @@ ta_status ta_plain_add(ta_device *d, ta_arena *arena, uint64_t bytes, ta_lack *l
     }
     ta_chunk *c = ta_chunk_create(d, addr, size, d->page_bytes);
     for (uint32_t i = 0; c && i < c->slots; i++) ta_chunk_set(c, i, addr);
+    const bool watched = !d->guard || (c && (c->guarded = calloc(1, sizeof *c->guarded)));
     ta_arena_lock(arena);
-    bool stocked = c && ta_arena_stock(arena) && ta_lookup_set(d, c);
+    bool stocked = c && watched && ta_arena_stock(arena) && ta_lookup_set(d, c);
     if (stocked) ta_arena_add_chunk(arena, c, 0);
     ta_arena_unlock(arena);
     if (!stocked) {
+        if (d->guard)
+            ta_guard_discard(d, addr, size);
+        else
+            driver->plain_free(driver->self, d->ordinal, addr);
         if (c) ta_chunk_retire(d, c);
-        driver->plain_free(driver->self, d->ordinal, addr);
         ta_count_pages(d, -(int64_t)(size / d->page_bytes), d->page_bytes);
         ta_share_return(d, size);
         return TA_NO_HOST_MEMORY;

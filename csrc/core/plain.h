@@ -13,4 +13,8 @@ ta_status ta_plain_add(ta_device *device, ta_arena *arena, uint64_t bytes, ta_la
 ta_status ta_plain_give_back(ta_device *device, uint64_t keep, bool wait, uint64_t before,
                              uint64_t *released);
 
+/* Guarded devices: blocks that were freed go once their streams have passed, which is waited
+ * for a while. */
+void ta_plain_sweep(ta_device *device, ta_arena *arena);
+
 #endif

@@ -122,7 +122,8 @@ struct ta_chunk {
     uint64_t *mapped;
     ta_spilled *spilled; /* by slot; NULL: all are DEVICE */
     uint32_t slots, mapped_count, spilled_count;
-    unsigned shift; /* page_bytes = 1 << shift */
+    unsigned shift;             /* page_bytes = 1 << shift */
+    struct ta_guarded *guarded; /* of a guarded device: its one block */
 };
 
 #define TA_BIN_EXACT 64u /* holes of fewer granules have a bin a size */
@@ -147,7 +148,8 @@ typedef struct ta_table {
 
 /* Counts of one arena; its part of the device's. `freed`: of all that ever were. */
 typedef struct ta_counts {
-    uint64_t live_blocks, live_bytes, live_requested;
+    uint64_t live_blocks, live_requested;
+    _Atomic uint64_t live_bytes; /* ta_unused reads it with no lock */
     uint64_t freed_blocks, freed_bytes, freed_requested;
     uint64_t pending_blocks, pending_bytes;
 } ta_counts;
@@ -302,7 +304,8 @@ struct ta_device {
     _Alignas(TA_LINE) ta_lock pages;
     pthread_cond_t pool_idle; /* a filter, a plain free or a device wait is over */
     int device_waits;         /* under way: captures begin after them, they would break */
-    bool plain;               /* no VMM: memory comes in whole ranges */
+    bool plain;               /* memory comes in whole ranges: no VMM, or guarded */
+    bool guard;               /* a block a range (guard.c); never changes */
     int plain_frees; /* under way with `pages` dropped; pool_idle tells their end */
     uint64_t page_bytes, address_bound, addresses;
     ta_arena *arenas; /* written under `leveling`, too */
@@ -343,7 +346,8 @@ struct ta_allocator {
     _Atomic unsigned char *alive; /* alive.h */
     atomic_bool started;          /* a device's use began: here, or before a fork */
     _Atomic(ta_chunk *) *lookup;  /* by address / TA_LOOKUP_BYTES */
-    atomic_bool any_plain;        /* some device has no VMM */
+    struct ta_guard *guard;       /* what guarded blocks showed; NULL: there are none */
+    atomic_bool any_plain;        /* some device is plain */
     ta_lock plain_lock;           /* guards the next three */
     ta_chunk **plain;             /* chunks of such devices, by address */
     size_t plain_count, plain_capacity;

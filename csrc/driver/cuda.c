@@ -331,6 +331,29 @@ static ta_status copy(void *self, int device, ta_stream stream, uint64_t to,
     return ta_cuda_status(cu()->copy(to, from, bytes, (CUstream)stream));
 }
 
+static ta_status fill(void *self, int device, uint64_t addr, int value, uint64_t bytes)
+{
+    ta_stream stream = NULL;
+    ta_status status = copy_stream(self, device, 1, &stream);
+    if (status != TA_OK) return status;
+    CUstream ours = (CUstream)stream;
+    CUresult result = cu()->fill(addr, (unsigned char)value, bytes, ours);
+    if (result == CUDA_SUCCESS) result = cu()->stream_wait(ours);
+    return ta_cuda_status(result);
+}
+
+static ta_status read_bytes(void *self, int device, void *to, uint64_t from,
+                            uint64_t bytes)
+{
+    ta_stream stream = NULL;
+    ta_status status = copy_stream(self, device, 1, &stream);
+    if (status != TA_OK) return status;
+    CUstream ours = (CUstream)stream;
+    CUresult result = cu()->copy_out(to, from, bytes, ours);
+    if (result == CUDA_SUCCESS) result = cu()->stream_wait(ours);
+    return ta_cuda_status(result);
+}
+
 static ta_status plain_alloc(void *self, int device, uint64_t size, uint64_t *addr)
 {
     (void)self;
@@ -435,6 +458,8 @@ static const ta_driver table = {
     .host_memory = host_memory,
     .copy_stream = copy_stream,
     .copy = copy,
+    .fill = fill,
+    .read = read_bytes,
     .plain_alloc = plain_alloc,
     .plain_free = plain_free,
     .event_create = event_create,

@@ -49,7 +49,10 @@
     X(event_wait, cuEventSynchronize, "cuEventSynchronize")                              \
     X(is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing")                          \
     X(stream_create, cuStreamCreate, "cuStreamCreate")                                   \
-    X(copy, cuMemcpyAsync, "cuMemcpyAsync")
+    X(stream_wait, cuStreamSynchronize, "cuStreamSynchronize")                           \
+    X(copy, cuMemcpyAsync, "cuMemcpyAsync")                                              \
+    X(copy_out, cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2")                               \
+    X(fill, cuMemsetD8Async, "cuMemsetD8Async")
 
 typedef struct ta_cuda_calls {
 #define X(member, function, symbol) __typeof__ (&(function))(member);

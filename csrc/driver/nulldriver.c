@@ -255,6 +255,21 @@ static ta_status device_wait(void *self, int device)
     return TA_OK;
 }
 
+static ta_status fill(void *self, int device, uint64_t addr, int value, uint64_t bytes)
+{
+    (void)device, (void)addr, (void)value, (void)bytes;
+    charge(self, COPY_US);
+    return TA_OK;
+}
+
+/* There are no bytes. */
+static ta_status read_bytes(void *self, int device, void *to, uint64_t from,
+                            uint64_t bytes)
+{
+    (void)self, (void)device, (void)to, (void)from, (void)bytes;
+    return TA_UNSUPPORTED;
+}
+
 ta_status ta_null_create(const ta_null_config *config, ta_null **out)
 {
     if (config->devices < 1 || config->devices > TA_MAX_DEVICES) return TA_INVALID;
@@ -282,6 +297,8 @@ ta_status ta_null_create(const ta_null_config *config, ta_null **out)
         .host_memory = host_memory,
         .copy_stream = copy_stream,
         .copy = copy,
+        .fill = fill,
+        .read = read_bytes,
         .plain_alloc = plain_alloc,
         .plain_free = plain_free,
         .event_create = event_create,

@@ -92,7 +92,7 @@ void ta_sim_graph_destroy(ta_sim *sim, ta_sim_graph *graph);
     X(device_count) X(enter) X(mem_info) X(has_vmm) X(granularity) X(can_access_peer)        \
     X(reserve) X(unreserve) X(create) X(release) X(map) X(unmap) X(set_access)               \
     X(export_page) X(import_page)                                                           \
-    X(host_memory) X(copy_stream) X(copy)                                                   \
+    X(host_memory) X(copy_stream) X(copy) X(fill) X(read)                                   \
     X(plain_alloc) X(plain_free) X(event_create) X(event_destroy) X(event_record)            \
     X(event_query) X(event_wait) X(is_capturing) X(device_wait)
 /* clang-format on */

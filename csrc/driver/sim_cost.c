@@ -55,6 +55,9 @@ double ta_sim_cost_us(ta_sim_call call, ta_tier tier, uint64_t size, uint64_t ha
         return 0.18; /* what is waited for comes on top */
     case TA_SIM_CALL_copy:
         return 3; /* guess */
+    case TA_SIM_CALL_fill:
+    case TA_SIM_CALL_read:
+        return 12; /* guess: it is waited for */
     case TA_SIM_CALL_copy_stream:
         return 0.2; /* guess: it is made once */
     case TA_SIM_CALL_host_memory:

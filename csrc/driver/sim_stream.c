@@ -381,6 +381,62 @@ static ta_status sim_copy(void *self, int device, ta_stream stream, uint64_t to,
     return status;
 }
 
+/* Bytes that the allocator sets or reads itself, and waits for. */
+static ta_status bytes_done(ta_sim *sim, int device, ta_sim_node node)
+{
+    const uint64_t ours = node.kind == TA_SIM_FILL ? node.dst : node.src;
+    if (outside(sim, ours)) {
+        ta_sim_violate(sim, "the allocator touches bytes that are not mapped");
+        return TA_INVALID;
+    }
+    ta_sim_stream *stream = NULL;
+    ta_status status = ta_sim_use_device(sim, device);
+    if (status == TA_OK && !sim->devices[device].copy[1]) {
+        stream = new_stream(sim, device, false);
+        if (!stream) return TA_NO_HOST_MEMORY;
+        sim->devices[device].copy[1] = stream_handle(stream);
+    }
+    if (status == TA_OK) status = queue_bytes(sim, sim->devices[device].copy[1], node);
+    if (status != TA_OK) return status;
+    stream = ta_sim_find_stream(sim, device, sim->devices[device].copy[1]);
+    if (sim->now_us < stream->end_us) sim->now_us = stream->end_us;
+    ta_oracle_seen_queue(sim->oracle, stream->queue);
+    return TA_OK;
+}
+
+static ta_status sim_fill(void *self, int device, uint64_t addr, int value,
+                          uint64_t bytes)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_fill, TA_TIER_DEVICE, bytes, 1);
+    ta_status status = ta_sim_begin(sim, TA_SIM_CALL_fill, us);
+    if (status != TA_OK) return status;
+    const ta_sim_node node = {.kind = TA_SIM_FILL,
+                              .device = device,
+                              .dst = addr,
+                              .size = bytes,
+                              .value = value};
+    status = bytes_done(sim, device, node);
+    ta_sim_end(sim);
+    return status;
+}
+
+static ta_status sim_read(void *self, int device, void *to, uint64_t from, uint64_t bytes)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_read, TA_TIER_DEVICE, bytes, 1);
+    ta_status status = ta_sim_begin(sim, TA_SIM_CALL_read, us);
+    if (status != TA_OK) return status;
+    const ta_sim_node node = {.kind = TA_SIM_COPY,
+                              .device = device,
+                              .dst = (uint64_t)(uintptr_t)to,
+                              .src = from,
+                              .size = bytes};
+    status = bytes_done(sim, device, node);
+    ta_sim_end(sim);
+    return status;
+}
+
 static ta_status sim_device_wait(void *self, int device)
 {
     ta_sim *sim = self;
@@ -436,6 +492,8 @@ void ta_sim_stream_table(ta_driver *driver)
     driver->device_wait = sim_device_wait;
     driver->copy_stream = sim_copy_stream;
     driver->copy = sim_copy;
+    driver->fill = sim_fill;
+    driver->read = sim_read;
     ta_sim_event_table(driver);
 }
 

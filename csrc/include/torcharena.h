@@ -44,7 +44,8 @@ typedef enum ta_status {
     TA_DRIVER = 7,         /* the driver failed otherwise */
     TA_NO_HOST_MEMORY = 8, /* malloc failed */
     TA_BUSY = 9,           /* in use already */
-    TA_ASLEEP = 10         /* a region sleeps: it must be woken first */
+    TA_ASLEEP = 10,        /* a region sleeps: it must be woken first */
+    TA_GUARDED = 11        /* ta_guard_next has something to tell first */
 } ta_status;
 
 TA_API const char *ta_status_text(ta_status status);
@@ -66,6 +67,7 @@ typedef struct ta_config {
      * and waited for. 0: the default. */
     double slack;
     bool fallback; /* without VMM take plain driver allocations instead of failing */
+    bool guard;    /* every block apart and watched, to find what writes out of bounds */
 } ta_config;
 
 /* Calls nothing of the driver yet: a device is looked at when it is first used. The driver
@@ -517,6 +519,49 @@ TA_API ta_status ta_add_observer_of(ta_allocator *allocator, ta_observer *observ
 TA_API ta_status ta_remove_observer(ta_allocator *allocator, ta_observer *observer,
                                     void *context);
 TA_API ta_status ta_mark(ta_allocator *allocator, const char *text);
+
+/* --- guarded blocks --------------------------------------------------------------------- */
+/* With `guard` in its configuration every block has a mapping of its own, between pages where
+ * nothing is mapped, and ends where its last page ends, but for what TA_GRANULE demands. What
+ * is left of its pages, the bytes right before the block and right after what was asked for,
+ * holds TA_GUARD_BYTE, and is looked at when the block goes. A free waits, two seconds at
+ * most, until the streams of the block have passed; then nothing is mapped at its addresses,
+ * and they are given to no block for a long while. Where a stream is slower, or is being
+ * captured, a later free does it. A graph pool keeps what it had until ta_trim after its
+ * release.
+ *
+ * What was found is told by ta_guard_next; until it has been, ta_alloc fails with TA_GUARDED.
+ * Nothing goes to the host, and each block takes pages of the driver's least size. */
+#define TA_GUARD_BYTE 0xa5
+#define TA_GUARD_BEFORE 4096u /* bytes watched before a block, where there are so many */
+typedef enum ta_guard_kind {
+    TA_GUARD_WRITTEN = 0, /* bytes outside of a block */
+    TA_GUARD_BAD_FREE = 1 /* of an address that is no live block's; it did nothing */
+} ta_guard_kind;
+/* Of a bad free, the block is the one that was there last; serial 0: none is known. */
+typedef struct ta_guard_finding {
+    ta_guard_kind kind;
+    int device;
+    ta_stream stream;
+    uint64_t addr;   /* of the block; of a bad free: what was given */
+    uint64_t size;   /* as asked for */
+    uint64_t serial; /* of its allocation */
+    int64_t at;      /* the nearest byte written, from the block's start */
+    uint64_t bytes;  /* how many were, of those that are watched */
+    int found;       /* its value */
+    /* Where it was allocated, as ta_place_at was told; 0: unknown. */
+    uint16_t module, stack;
+} ta_guard_finding;
+/* The oldest that nobody was told of; false: there is none. */
+TA_API bool ta_guard_next(ta_allocator *allocator, ta_guard_finding *finding);
+/* Looks at all live blocks too, now. Work that is queued may still write. */
+TA_API ta_status ta_guard_look(ta_allocator *allocator);
+/* A free of this address was refused with TA_INVALID: to be told. */
+TA_API void ta_guard_bad_free(ta_allocator *allocator, const void *ptr);
+/* As a sentence; `place`: where the block was allocated, NULL: not known. Returns the length
+ * that snprintf would. Pure. */
+TA_API int ta_guard_text(const ta_guard_finding *finding, const char *place, char *text,
+                         size_t capacity);
 
 /* --- tests --------------------------------------------------------------------------- */
 /* Checks every invariant; prints both sides of the first that fails to `text` and returns

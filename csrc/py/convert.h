@@ -93,6 +93,8 @@ PyObject *ta_py_place_end(PyObject *self, PyObject *args);
 PyObject *ta_py_place_now(PyObject *self, PyObject *args);
 PyObject *ta_py_place_runs(PyObject *self, PyObject *args);
 PyObject *ta_py_place_over(PyObject *self, PyObject *args);
+PyObject *ta_py_guard_name(PyObject *self, PyObject *args);
+PyObject *ta_py_guard_look(PyObject *self, PyObject *args);
 PyObject *ta_py_set_spill(PyObject *self, PyObject *args);
 PyObject *ta_py_host_memory(PyObject *self, PyObject *args);
 PyObject *ta_py_host_trim(PyObject *self, PyObject *args);

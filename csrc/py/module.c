@@ -17,7 +17,7 @@ static PyMethodDef methods[] = {
     NONE(hooks, "hooks() -> dict: addresses of the functions for torch, by hook."),
     NONE(library_path, "library_path() -> str: this library's file."),
     {"create", (PyCFunction)(void (*)(void))ta_py_create, METH_VARARGS | METH_KEYWORDS,
-     "create(fallback=False, page_bytes=0, slack=0.0)"},
+     "create(fallback=False, page_bytes=0, slack=0.0, guard=False)"},
     NONE(created, "created() -> bool: whether the process has its allocator."),
     NONE(forked, "forked() -> bool: whether this is a child of the creating process."),
     SOME(probe, "probe(device) -> dict: what the driver says of a device."),
@@ -105,6 +105,8 @@ static PyMethodDef methods[] = {
     NONE(place_now, "place_now() -> (module, stack)"),
     SOME(place_runs, "place_runs(module, stack): a node of autograd's runs, made there"),
     NONE(place_over, "place_over(): another forward or backward pass begins"),
+    SOME(guard_name, "guard_name(stack, place): what findings call the lines"),
+    NONE(guard_look, "guard_look(): look at all guarded blocks, for messages()"),
     /* recording.c */
     SOME(record_start, "record_start(path): write every event to a file"),
     NONE(record_stop, "record_stop() -> dict of lines and bytes written"),

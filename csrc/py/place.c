@@ -4,6 +4,8 @@
  * holds the GIL from beginning to end. */
 #include "convert.h"
 #include "../core/place.h"
+#include "../torch/guard.h"
+#include "../torch/process.h"
 
 PyObject *ta_py_place_enter(PyObject *self, PyObject *args)
 {
@@ -75,5 +77,27 @@ PyObject *ta_py_place_over(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     ta_place_over();
+    Py_RETURN_NONE;
+}
+
+PyObject *ta_py_guard_name(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned short stack = 0;
+    const char *place = NULL;
+    if (!PyArg_ParseTuple(args, "Hs:guard_name", &stack, &place)) return NULL;
+    if (!ta_guard_name(stack, place)) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+PyObject *ta_py_guard_look(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    ta_allocator *allocator = ta_process_allocator();
+    if (allocator == NULL) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    ta_guard_look(allocator);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

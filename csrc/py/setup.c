@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "../driver/cuda.h"
+#include "../torch/guard.h"
 #include "../torch/process.h"
 #include "../torch/torch.h"
 
@@ -58,14 +59,15 @@ PyObject *ta_py_library_path(PyObject *self, PyObject *args)
 PyObject *ta_py_create(PyObject *self, PyObject *args, PyObject *names)
 {
     (void)self;
-    static char *keywords[] = {"fallback", "page_bytes", "slack", NULL};
-    int fallback = 0;
+    static char *keywords[] = {"fallback", "page_bytes", "slack", "guard", NULL};
+    int fallback = 0, guard = 0;
     unsigned long long page_bytes = 0;
     ta_config config = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, names, "|pKd:create", keywords, &fallback,
-                                     &page_bytes, &config.slack))
+    if (!PyArg_ParseTupleAndKeywords(args, names, "|pKdp:create", keywords, &fallback,
+                                     &page_bytes, &config.slack, &guard))
         return NULL;
     config.fallback = fallback != 0;
+    config.guard = guard != 0;
     config.page_bytes = page_bytes;
     ta_status status;
     Py_BEGIN_ALLOW_THREADS
@@ -190,9 +192,10 @@ PyObject *ta_py_messages(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     PyObject *list = PyList_New(0);
-    char text[512];
+    char text[TA_GUARD_TEXT];
     ta_py_notice_spill();
-    while (list != NULL && ta_next_message(text, sizeof text) >= 0) {
+    while (list != NULL && (ta_next_message(text, sizeof text) >= 0 ||
+                            ta_guard_tell_next(text, sizeof text) >= 0)) {
         PyObject *message =
             PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
         if (message == NULL || PyList_Append(list, message) < 0) {

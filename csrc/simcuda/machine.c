@@ -145,6 +145,7 @@ int ta_sc_status(ta_status status)
     case TA_DRIVER:
     case TA_BUSY:
     case TA_ASLEEP:
+    case TA_GUARDED:
         break;
     }
     return TA_CU_UNKNOWN;

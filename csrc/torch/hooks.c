@@ -2,11 +2,13 @@
  *
  * They translate, nothing more. torch calls them from any thread, with or without the GIL,
  * and with no lock of its own held. alloc may throw torch's exceptions; free may not, and
- * reports nothing: what is wrong with an address there was wrong before. */
+ * reports nothing: what is wrong with an address there was wrong before, and only where
+ * blocks are guarded is it told, by the next alloc. */
 #include <stdio.h>
 
 #include "../core/usage.h"
 #include "../driver/cuda.h"
+#include "guard.h"
 #include "process.h"
 #include "torch.h"
 
@@ -43,6 +45,11 @@ __attribute__((noinline, cold)) static void *fail(size_t size, int device,
             "torcharena: CUDA memory was asked for in a forked child, where CUDA "
             "does not work; start the process with the spawn or forkserver "
             "method");
+    } else if (status == TA_GUARDED) {
+        char text[8 * TA_GUARD_TEXT];
+        ta_guard_tell_all(text, sizeof text);
+        /* Another thread may have been told it all meanwhile. */
+        ta_throw_error(text[0] != '\0' ? text : "torcharena guard: see the error before");
     } else if (ta_process_allocator() == NULL) {
         ta_throw_error("torcharena: the allocator was not created before its first use; "
                        "call torcharena.enable()");
@@ -73,7 +80,8 @@ void ta_torch_free(void *ptr, size_t size, int device, ta_stream stream)
     (void)device;
     (void)stream;
     ta_allocator *allocator = ta_process_allocator();
-    if (ptr != NULL && allocator != NULL) ta_free(allocator, ptr);
+    if (ptr != NULL && allocator != NULL && ta_free(allocator, ptr) == TA_INVALID)
+        ta_guard_bad_free(allocator, ptr);
 }
 
 /* torch tells how many devices there are; ours are looked at when first used. By now torch
@@ -89,6 +97,7 @@ void ta_torch_empty_cache(void)
     ta_allocator *allocator = ta_process_allocator();
     if (allocator == NULL) return;
     uint64_t released = 0;
+    ta_guard_look(allocator);
     ta_status status = ta_trim(allocator, -1, &released);
     if (status == TA_DRIVER || status == TA_NO_HOST_MEMORY)
         ta_say("empty_cache did not give everything back: %s", ta_status_text(status));

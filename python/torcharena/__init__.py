@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .reports.snapshots import snapshot
     from .reports.timelines import Timeline, timeline
     from .reports.tracking import Tracking, track
+    from .selftest import test
     from .spill.auto_offloading import AutoOffload, auto_offload
     from .spill.offload_optimizers import offload_optimizer, onload_optimizer
     from .spill.offload_saved import offload_activations
@@ -83,6 +84,7 @@ __all__ = [
     "snapshot",
     "stacks",
     "step",
+    "test",
     "timeline",
     "tqdm_postfix",
     "track",
@@ -115,6 +117,7 @@ _LATE = {
     "rmm_resource": "integrations.lending",
     "snapshot": "reports.snapshots",
     "stacks": "reports.lines",
+    "test": "selftest",
     "timeline": "reports.timelines",
     "tqdm_postfix": "integrations.figures",
     "track": "reports.tracking",

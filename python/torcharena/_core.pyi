@@ -228,8 +228,10 @@ def create(
     fallback: bool = False,
     page_bytes: int = 0,
     slack: float = 0.0,
+    guard: bool = False,
 ) -> None:
-    """Makes the process's allocator; 0 is the default. Starts no driver.
+    """Makes the process's allocator; 0 is the default. Starts no driver. ``guard``: every
+    block apart and watched (torcharena.h).
 
     Raises Error where there is one already, and in a forked child."""
 
@@ -432,6 +434,13 @@ def place_runs(module: int, stack: int, grads: object = None, /) -> None:
 
 def place_over() -> None:
     """Another forward or backward pass begins: nothing runs any more."""
+
+def guard_name(stack: int, place: str, /) -> None:
+    """What findings of guarded blocks call these lines."""
+
+def guard_look() -> None:
+    """Looks at all guarded blocks; what is found is told by `messages` or the next
+    allocation."""
 
 # --- recordings and replays ----------------------------------------------------------------
 def mark(text: str, /) -> None: ...

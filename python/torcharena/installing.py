@@ -17,7 +17,7 @@ import signal
 import warnings
 from typing import Any
 
-from . import conf, settings, sizes, state
+from . import conf, guarding, settings, sizes, state
 from .caps import caps, limits_admin, limits_live
 from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node, warn
 from .spill import spilling
@@ -105,6 +105,9 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         found = _probed(library)
         refuse_unfit(found, bool(merged["fallback"]))
         spilling.refuse_unfit(found, merged["spill"])
+    guard = merged["debug"] == "guard"
+    if guard:
+        guarding.refuse_with(merged)
     allocator = _allocator(torch, library)
     admin = limits_admin.begin(merged)
     wanted = state.State(
@@ -114,6 +117,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         slack=float(merged["slack"]),
         strict=bool(merged["strict"]),
         spill=merged["spill"],
+        guard=guard,
         asked=asked,
         waiting=state.Waiting(int(merged["page"])),
         admin=admin,
@@ -140,6 +144,8 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         recording.start_with_cuda(merged["record"])
     if merged["log"] is not None:
         show_log(merged["log"])
+    if guard:
+        guarding.start()
     atexit.register(pass_on)
 
 
@@ -323,7 +329,7 @@ def _cuda_is_up() -> None:
         spilling.refuse_unfit(found, now.spill)
         if not library.created():
             # One ratio for both: reused up to it if passed, waited for above it.
-            library.create(now.fallback, now.page, now.slack)
+            library.create(now.fallback, now.page, now.slack, now.guard)
             now.waiting.hand_over(library)
             spilling.apply(library, now.spill, now.strict)
         now.creator, now.cuda_is_up = os.getpid(), True

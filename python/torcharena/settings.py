@@ -153,6 +153,18 @@ def _level(text: str, name: str) -> str:
     return text.strip().upper()
 
 
+DEBUG = ("guard",)
+
+
+def _debug(text: str, name: str) -> str | None:
+    word = text.strip().lower()
+    if word in ("", "none"):
+        return None
+    if word not in DEBUG:
+        raise ValueError(f"{name}={text!r}: no such means (accepted: {', '.join(DEBUG)})")
+    return word
+
+
 SETTINGS = (
     Setting(
         "enable",
@@ -243,6 +255,15 @@ SETTINGS = (
         "nothing",
         _level,
         "info: print what is logged to standard error (debug, info, warning, error)",
+    ),
+    Setting(
+        "debug",
+        "TORCHARENA_DEBUG",
+        None,
+        "none",
+        _debug,
+        "guard: find what writes out of bounds or touches freed memory; slow, takes more "
+        "memory",
     ),
 )
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}

@@ -78,6 +78,7 @@ class State:
     slack: float = 0.0  # reserved over live peak; 0: the default
     strict: bool = False
     spill: int | None = None  # bytes of host memory that may be used; None: none
+    guard: bool = False  # every block apart and watched
     asked: dict[str, Any] | None = None  # by code; None: the environment alone so far
     waiting: Waiting = field(default_factory=Waiting)
     # Caps that are shares of a device, by source and device (None: all), until it is there.

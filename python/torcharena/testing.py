@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .selftest import unable
+
 if TYPE_CHECKING:
     from .rehearsal.report import Report
 
@@ -98,21 +100,6 @@ def cuda_memory() -> Iterator[CudaMemory]:
     torch.cuda.init()
     gc.collect()
     yield CudaMemory()
-
-
-def unable() -> str:
-    """Why nothing can be rehearsed here; empty where it can."""
-    from .rehearsal import launch
-
-    try:
-        launch.library()
-    except FileNotFoundError as error:
-        return str(error)
-    try:
-        from torch.version import cuda
-    except ImportError:
-        return "torch is not installed"
-    return "" if cuda else "this torch is a build without CUDA: pip install torch"
 
 
 # --- the whole session on a simulated GPU --------------------------------------------------

@@ -10,6 +10,7 @@ import simulated
 from test_reporting import DATA, run
 from torcharena import phase
 from torcharena.reports import modules, notebook, reporting
+from torcharena.reports.page import page
 from torcharena.reports.reporting_text import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
@@ -69,6 +70,17 @@ def test_columns_of_noughts_go_first() -> None:
     head = next(line for line in table(data, 80).splitlines() if "allocs" in line)
     assert "moves" not in head and "waits" not in head
     assert "moves" in table(data, 100)
+
+
+def test_tables_of_the_page_have_room() -> None:
+    """Beside another, that of growth lost its last column; remedies say how."""
+    text = page(long_report())
+    paired = [
+        part.split("</div></main>")[0] for part in text.split('class="columns"')[1:]
+    ]
+    assert len(paired) == 1 and "by hand" in text
+    inside = paired[0].split("Phases</h2>")[0]
+    assert "What it held" in inside and "a step" not in inside
 
 
 def test_a_phase_left_but_not_entered() -> None:

@@ -29,6 +29,7 @@ def test_every_variable_is_read() -> None:
             "TORCHARENA_LABEL": "mine",
             "TORCHARENA_LEDGER": "/run/x",
             "TORCHARENA_LOG": "info",
+            "TORCHARENA_DEBUG": "guard",
             "PATH": "/bin",
         }
     )
@@ -44,6 +45,7 @@ def test_every_variable_is_read() -> None:
         "label": "mine",
         "ledger": "/run/x",
         "log": "INFO",
+        "debug": "guard",
     }
     assert set(found) == {setting.name for setting in settings.SETTINGS}
     assert settings.from_environment({}) == {}
@@ -130,6 +132,7 @@ def test_what_enable_takes_are_settings() -> None:
         "label",
         "ledger",
         "log",
+        "debug",
     }
 
 

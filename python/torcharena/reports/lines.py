@@ -7,6 +7,7 @@ runs. An allocation itself never calls Python."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -29,6 +30,8 @@ _names: dict[int, str] = {0: ""}
 # Code that stands between the program's lines, by its id; it lives on.
 _skipped: dict[int, CodeType] = {}
 _full = False
+# Is told each new stack's number and what `place_of` calls it, where findings are to name it.
+named: Callable[[int, str], None] | None = None
 
 
 def recorded() -> int:
@@ -65,6 +68,8 @@ def _number_of(frame: FrameType | None) -> int:
             return 0
         known = _stacks[stack] = len(_keys)
         _keys.append(stack)
+        if named is not None:
+            named(known, place_of(known))
     return known
 
 

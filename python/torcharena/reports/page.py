@@ -61,10 +61,8 @@ def page(data: dict[str, Any]) -> str:
         _section("Modules", _modules(data)),
         _section("Largest at the peak", _holders(peak)),
         _section("Autograd graphs that were never run backward", _unused(data)),
-        '<div class="columns">',
         _section("Growth from step to step", _growth(data)),
         _section("What would save most then, at most", _remedies(data)),
-        "</div>",
         _section("Pages of the arena now", _map(data["map"])) if data.get("map") else "",
     ]
     return (
@@ -421,10 +419,15 @@ def _refusal(moment: dict[str, Any]) -> str:
 def _remedies(data: dict[str, Any]) -> str:
     moment = data.get("out_of_memory") or data["peak"]
     rows = [
-        (escape(row["what"]), format_size(row["bytes"]))
+        (
+            escape(row["what"]),
+            '<span style="display:inline-block;white-space:normal;max-width:40em">'
+            f"{escape(row.get('how', ''))}</span>",
+            format_size(row["bytes"]),
+        )
         for row in moment.get("remedies", ())
     ]
-    return _table(("remedy", "saves"), rows, 1) if rows else ""
+    return _table(("remedy", "how", "saves"), rows, 2) if rows else ""
 
 
 def _footer(data: dict[str, Any]) -> str:

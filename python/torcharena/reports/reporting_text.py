@@ -30,10 +30,14 @@ def table(data: dict[str, Any], width: int = WIDEST) -> str:
     peak, now = data["peak"], data["now"]
     where = f" in {peak['phase']}" if peak["phase"] else ""
     step = f", step {peak['step']}" if data["steps"] else ""
-    lines = [
+    first = (
         f"torcharena, device {data['device']}: peak {format_size(peak['bytes'])}{where}"
-        f"{step}, {peak['seconds']:.1f} s after the start; "
-        f"reserved at most {format_size(data['reserved_peak'])}",
+        f"{step}, {peak['seconds']:.1f} s after the start"
+    )
+    reserved = f"reserved at most {format_size(data['reserved_peak'])}"
+    whole = f"{first}; {reserved}"
+    lines = [
+        *([whole] if len(whole) <= width else [first, f"  {reserved}"]),
         "",
         f"  {'what it held':<20}{'at the peak':>14}{'':>9}{'now':>14}",
     ]
