@@ -19,6 +19,7 @@
 #   spill        host memory: `python -m benchmarks spill` into spill.json, going on from --have;
 #                the wheels in build/wheels are installed first, to be measured beside
 #   spill_rates  what sleeps, wakes and changes places at a mark, over pinned copies
+#   holes        what torch's plug-in interface lacks: its tests and rows
 #   pools        what a pool beside torch's own allocator takes to fill, sleep and wake
 #   notebooks    each executed, with its outputs into FOLDER/notebooks
 #   soak         10,000 steps of everything at once, then leaks that must be noticed
@@ -129,6 +130,14 @@ for name in ${parts//,/ }; do
         tests)
             tests tests 430 tests/gpu --deselect tests/gpu/test_two_gpus.py
             tail -n 12 "$folder/tests.log"
+            ;;
+        holes)
+            tests holes_tests 150 tests/gpu/test_holes.py
+            part holes_rows 200 "$python" -m tests.compat --seconds 190 --timeout 60 \
+                --out "$folder/holes.jsonl" compile_reduce_overhead compile_max_autotune \
+                graph_trees multiprocessing_queue mempool cupy_dlpack jax_dlpack \
+                cupy_allocator cupy_on_arena profiler_memory
+            cat "$folder/holes_rows.log"
             ;;
         latency)
             part latency 150 "$python" -m benchmarks latency --only floor,native,arena \

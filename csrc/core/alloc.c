@@ -290,6 +290,7 @@ __attribute__((noinline)) static ta_status alloc_other(ta_allocator *a, size_t s
     ta_region *region = ta_region_here(a);
     bool pools = atomic_load_explicit(&d->open_count, memory_order_acquire),
          small = !region && size <= TA_SMALL_MAX;
+    if (pools && (*ptr = ta_pool_promised(d, size))) return TA_OK;
     if (!pools) arena = ta_arena_find(d, ta_stream_key(stream), small, region);
     if (!arena) state = ta_stream_meet(d, stream); /* asks others, so before all else */
     if (pools && !(pool = ta_pool_for(d, stream)))

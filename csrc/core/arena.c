@@ -43,6 +43,14 @@ bool ta_arena_restock(ta_arena *arena)
     return true;
 }
 
+/* A take in the middle of a hole cuts off two pieces, a free none. */
+bool ta_arena_stock_for(ta_arena *arena, size_t count)
+{
+    while (arena->spares < 4 + arena->chunk_count + 2 * count)
+        if (!ta_arena_restock(arena)) return false;
+    return true;
+}
+
 static ta_block *new_block(ta_arena *arena, ta_chunk *chunk, uint64_t addr, uint64_t size)
 {
     ta_block *b = arena->spare_blocks;

@@ -14,6 +14,7 @@ static inline bool ta_arena_stock(ta_arena *arena)
     return __builtin_expect(arena->spares >= 4 + arena->chunk_count, 1) ||
            ta_arena_restock(arena);
 }
+bool ta_arena_stock_for(ta_arena *arena, size_t count); /* the next `count` of them */
 /* Where a request of `size` bytes would go. */
 typedef struct ta_place {
     ta_hole *hole; /* NULL: no hole is large enough */

@@ -340,3 +340,13 @@ void ta_count_slow(ta_device *d, double us)
     d->stats.slow_us += us;
     ta_spin_drop(&d->counting);
 }
+
+uint64_t ta_count_reserved(ta_allocator *a, int device)
+{
+    if (device < 0 || device >= TA_MAX_DEVICES) return 0;
+    ta_device *d = &a->device[device];
+    ta_spin_take(&d->counting);
+    const uint64_t reserved = d->stats.reserved.current;
+    ta_spin_drop(&d->counting);
+    return reserved;
+}

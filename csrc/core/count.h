@@ -131,6 +131,9 @@ void ta_count_retry(ta_device *device);
 /* A request for which no memory stood ready took so long, served or refused. */
 void ta_count_slow(ta_device *device, double us);
 
+/* Bytes of pages held. Any lock of ours may be held but `counting`. */
+uint64_t ta_count_reserved(ta_allocator *allocator, int device);
+
 /* What tracking looks at, at each change of the phase: cheaper than ta_get_stats. */
 typedef struct ta_page_counts {
     uint64_t page_moves, waits, reserved;

@@ -56,6 +56,13 @@ struct ta_driver {
     ta_status (*set_access)(void *self, uint64_t addr, uint64_t size, const int *devices,
                             int count);
 
+    /* A page as a file descriptor that another process can import, or NULL, both: this driver
+     * cannot. The descriptor is the caller's to close, and import leaves it open. What is
+     * imported lives until both sides have released and unmapped it. */
+    ta_status (*export_page)(void *self, ta_handle handle, int *fd);
+    ta_status (*import_page)(void *self, int device, int fd, uint64_t size,
+                             ta_handle *handle);
+
     /* Physical memory of the host's tier is made at the NUMA node of the device, and pinned.
      * Bytes of it that the machine could still give this process: the least of what is
      * available and of the room in its cgroups. */

@@ -16,6 +16,13 @@ bool ta_table_grow(ta_table *table)
     return true;
 }
 
+bool ta_table_reserve_for(ta_table *table, size_t count)
+{
+    while (!table->slots || (table->count + count) * 4 > (table->mask + 1) * 3)
+        if (!ta_table_grow(table)) return false;
+    return true;
+}
+
 void ta_table_remove(ta_table *table, const ta_block *block)
 {
     size_t i = ta_table_home(table, block->addr);

@@ -16,6 +16,7 @@ static inline bool ta_table_reserve(ta_table *table)
                table->slots && (table->count + 1) * 4 <= (table->mask + 1) * 3, 1) ||
            ta_table_grow(table);
 }
+bool ta_table_reserve_for(ta_table *table, size_t count); /* for so many */
 /* Room must have been reserved. */
 static inline void ta_table_insert(ta_table *table, ta_block *block)
 {

@@ -22,6 +22,8 @@ static pthread_mutex_t retain_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(CUcontext) contexts[TA_MAX_DEVICES];
 /* Pages were refused with the GPUDirect RDMA flag and made without it. */
 static atomic_bool no_rdma[TA_MAX_DEVICES];
+/* Pages were refused as ones that other processes can import, and made without that. */
+static atomic_bool no_export[TA_MAX_DEVICES];
 /* Host pages were refused at the device's NUMA node and made on the host at large. */
 static atomic_bool no_numa[TA_MAX_DEVICES];
 /* Streams for copies, made when first asked for; guarded by retain_lock. */
@@ -129,6 +131,9 @@ static ta_status properties(int device, ta_tier tier, CUmemAllocationProp *prop)
         prop->allocFlags.gpuDirectRDMACapable =
             !atomic_load(&no_rdma[device]) &&
             ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_RDMA_WITH_VMM) != 0;
+        if (!atomic_load(&no_export[device]) &&
+            ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_EXPORT_FD) != 0)
+            prop->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         return TA_OK;
     }
     int node = ta_cuda_attribute(cu(), handle, TA_ATTRIBUTE_HOST_NUMA_ID);
@@ -193,6 +198,28 @@ static ta_status unreserve(void *self, uint64_t addr, uint64_t size)
     return ta_cuda_status(cu()->unreserve(addr, size));
 }
 
+/* Some systems name a feature and then refuse it: once without, and remember. */
+static CUresult create_without(int device, CUmemAllocationProp prop, uint64_t size,
+                               CUmemGenericAllocationHandle *made, CUresult result)
+{
+    const bool export = prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    const bool rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
+    static const int ways[] = {2, 1, 3}; /* bits: not exportable, no RDMA */
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const int less = ways[i];
+        if ((less & 1 && !export) || (less & 2 && !rdma)) continue;
+        CUmemAllocationProp lesser = prop;
+        if (less & 1) lesser.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+        if (less & 2) lesser.allocFlags.gpuDirectRDMACapable = 0;
+        result = cu()->create(made, size, &lesser, 0);
+        if (result != CUDA_SUCCESS) continue;
+        if (less & 1) atomic_store(&no_export[device], true);
+        if (less & 2) atomic_store(&no_rdma[device], true);
+        break;
+    }
+    return result;
+}
+
 static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
                         ta_handle *handle)
 {
@@ -202,26 +229,40 @@ static ta_status create(void *self, int device, ta_tier tier, uint64_t size,
     if (status != TA_OK) return status;
     CUmemGenericAllocationHandle made = 0;
     CUresult result = cu()->create(&made, size, &prop, 0);
-    /* Some systems name a feature and then refuse it: once without, and remember. Memory
-     * that is merely used up is no reason. */
+    /* Memory that is merely used up is no reason. */
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY &&
         result != CUDA_ERROR_DEINITIALIZED) {
-        atomic_bool *refused = NULL;
-        if (tier == TA_TIER_DEVICE && prop.allocFlags.gpuDirectRDMACapable) {
-            prop.allocFlags.gpuDirectRDMACapable = 0;
-            refused = &no_rdma[device];
-        } else if (tier == TA_TIER_HOST &&
-                   prop.location.type == (CUmemLocationType)TA_LOCATION_HOST_NUMA) {
+        if (tier == TA_TIER_DEVICE) {
+            result = create_without(device, prop, size, &made, result);
+        } else if (prop.location.type == (CUmemLocationType)TA_LOCATION_HOST_NUMA) {
             prop.location.type = (CUmemLocationType)TA_LOCATION_HOST;
             prop.location.id = 0;
-            refused = &no_numa[device];
-        }
-        if (refused != NULL) {
-            CUresult again = cu()->create(&made, size, &prop, 0);
-            if (again == CUDA_SUCCESS) atomic_store(refused, true);
-            result = again;
+            result = cu()->create(&made, size, &prop, 0);
+            if (result == CUDA_SUCCESS) atomic_store(&no_numa[device], true);
         }
     }
+    if (result != CUDA_SUCCESS) return ta_cuda_status(result);
+    *handle = made;
+    return TA_OK;
+}
+
+static ta_status export_page(void *self, ta_handle handle, int *fd)
+{
+    (void)self;
+    if (cu() == NULL) return TA_UNSUPPORTED;
+    return ta_cuda_status(
+        cu()->export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+}
+
+static ta_status import_page(void *self, int device, int fd, uint64_t size,
+                             ta_handle *handle)
+{
+    (void)self;
+    (void)device;
+    (void)size;
+    CUmemGenericAllocationHandle made = 0;
+    CUresult result = cu()->import_handle(&made, (void *)(intptr_t)fd,
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS) return ta_cuda_status(result);
     *handle = made;
     return TA_OK;
@@ -412,6 +453,8 @@ static const ta_driver table = {
     .map = map,
     .unmap = unmap,
     .set_access = set_access,
+    .export_page = export_page,
+    .import_page = import_page,
     .host_memory = host_memory,
     .copy_stream = copy_stream,
     .copy = copy,

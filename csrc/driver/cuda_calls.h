@@ -38,6 +38,8 @@
     X(map, cuMemMap, "cuMemMap")                                                         \
     X(unmap, cuMemUnmap, "cuMemUnmap")                                                   \
     X(set_access, cuMemSetAccess, "cuMemSetAccess")                                      \
+    X(export_handle, cuMemExportToShareableHandle, "cuMemExportToShareableHandle")       \
+    X(import_handle, cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle")   \
     X(alloc, cuMemAlloc, "cuMemAlloc_v2")                                                \
     X(free, cuMemFree, "cuMemFree_v2")                                                   \
     X(event_create, cuEventCreate, "cuEventCreate")                                      \
@@ -71,6 +73,7 @@ int ta_cuda_attribute(const ta_cuda_calls *cu, CUdevice device, int attribute);
 /* Values of newer headers than the oldest one we build with. */
 enum {
     TA_ATTRIBUTE_VMM = 102,
+    TA_ATTRIBUTE_EXPORT_FD = 103,
     TA_ATTRIBUTE_RDMA_WITH_VMM = 110,
     TA_ATTRIBUTE_HOST_NUMA_ID = 134,
     TA_ATTRIBUTE_HOST_NUMA_VMM = 141,

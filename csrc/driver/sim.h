@@ -91,6 +91,7 @@ void ta_sim_graph_destroy(ta_sim *sim, ta_sim_graph *graph);
 #define TA_SIM_CALLS(X)                                                                     \
     X(device_count) X(enter) X(mem_info) X(has_vmm) X(granularity) X(can_access_peer)        \
     X(reserve) X(unreserve) X(create) X(release) X(map) X(unmap) X(set_access)               \
+    X(export_page) X(import_page)                                                           \
     X(host_memory) X(copy_stream) X(copy) X(fill) X(read)                                   \
     X(plain_alloc) X(plain_free) X(event_create) X(event_destroy) X(event_record)            \
     X(event_query) X(event_wait) X(is_capturing) X(device_wait)
@@ -114,6 +115,8 @@ double ta_sim_now_us(const ta_sim *sim);
 void ta_sim_advance_us(ta_sim *sim, double us);
 /* Bytes of physical memory held on the device: by this process, by all. */
 uint64_t ta_sim_used(ta_sim *sim, int device, bool all_processes);
+/* Bytes of a live handle, which one that was imported (as of 0 bytes) knows; 0: no such. */
+uint64_t ta_sim_handle_size(ta_sim *sim, ta_handle handle);
 /* Bytes of the host that this process has pinned by pages. */
 uint64_t ta_sim_pinned(ta_sim *sim);
 /* What the machine could still give: less than was configured, as where others take it. */

@@ -37,6 +37,9 @@ double ta_sim_cost_us(ta_sim_call call, ta_tier tier, uint64_t size, uint64_t ha
         return n * interpolate((cost_points){14, 14, 35}, size);
     case TA_SIM_CALL_release:
         return n * interpolate((cost_points){9, 43, 507}, size);
+    case TA_SIM_CALL_export_page:
+    case TA_SIM_CALL_import_page:
+        return 10; /* guess */
     case TA_SIM_CALL_plain_alloc:
         return 10 + 127 * gib;
     case TA_SIM_CALL_plain_free:

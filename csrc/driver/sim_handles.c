@@ -5,7 +5,10 @@
  *
  * As with the real driver, a handle that is released while mapped stays until it is
  * unmapped. */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "sim_memory.h"
 
@@ -86,8 +89,11 @@ ta_status ta_sim_make_handle(ta_sim *sim, int device, ta_tier tier, uint64_t siz
 void ta_sim_drop_handle(ta_sim *sim, ta_sim_handle *h)
 {
     if (h->live || h->maps) return;
-    if (h->touchable) ta_sim_pages_drop(sim, h->offset, h->size);
-    if (h->tier == TA_TIER_DEVICE)
+    if (h->touchable && !h->exported && !h->foreign)
+        ta_sim_pages_drop(sim, h->offset, h->size);
+    if (h->foreign)
+        close(h->foreign - 1); /* counted where it was made */
+    else if (h->tier == TA_TIER_DEVICE)
         give_memory(sim, h->device, h->size);
     else
         sim->pinned -= h->size;
@@ -145,6 +151,74 @@ static ta_status sim_release(void *self, ta_handle handle, uint64_t size)
     status = ta_sim_do_release(sim, handle, size);
     ta_sim_end(sim);
     return status;
+}
+
+static ta_status sim_export_page(void *self, ta_handle handle, int *fd)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_export_page, TA_TIER_DEVICE, 0, 1);
+    ta_status status = ta_sim_begin_vmm(sim, TA_SIM_CALL_export_page, us);
+    if (status != TA_OK) return status;
+    ta_sim_handle *h = ta_sim_find_handle(sim, handle);
+    if (!h || h->foreign)
+        status = MISUSE(sim, "export of handle %#llx, not held", HEX(handle));
+    else if ((*fd = ta_sim_pages_export(sim, h->offset, h->size)) < 0)
+        status = TA_UNSUPPORTED;
+    else
+        h->exported = true;
+    ta_sim_end(sim);
+    return status;
+}
+
+/* Only what is a handle here: the memory was counted by the process that made it. */
+static ta_status import_page(ta_sim *sim, int device, int fd, uint64_t size,
+                             ta_handle *handle)
+{
+    if (!grow_handles(sim)) return TA_NO_HOST_MEMORY;
+    uint64_t offset, bytes;
+    if (!ta_sim_pages_exported(fd, &offset, &bytes) || (size && bytes != size))
+        return MISUSE(sim, "import of %llu bytes from a descriptor of others", HEX(size));
+    const int kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (kept < 0) return TA_NO_HOST_MEMORY;
+    uint32_t index;
+    if (sim->free_handle_count)
+        index = sim->free_handles[--sim->free_handle_count];
+    else {
+        index = sim->handle_count++;
+        sim->handles[index].generation = 0;
+    }
+    ta_sim_handle *h = &sim->handles[index];
+    *h = (ta_sim_handle){.size = bytes,
+                         .offset = offset,
+                         .device = device,
+                         .tier = TA_TIER_DEVICE,
+                         .generation = h->generation + 1,
+                         .live = true,
+                         .foreign = kept + 1};
+    *handle = (uint64_t)h->generation << 32 | (index + 1);
+    return TA_OK;
+}
+
+static ta_status sim_import_page(void *self, int device, int fd, uint64_t size,
+                                 ta_handle *handle)
+{
+    ta_sim *sim = self;
+    double us = ta_sim_cost_us(TA_SIM_CALL_import_page, TA_TIER_DEVICE, size, 1);
+    ta_status status = ta_sim_begin_vmm(sim, TA_SIM_CALL_import_page, us);
+    if (status != TA_OK) return status;
+    status = ta_sim_use_device(sim, device);
+    if (status == TA_OK) status = import_page(sim, device, fd, size, handle);
+    ta_sim_end(sim);
+    return status;
+}
+
+uint64_t ta_sim_handle_size(ta_sim *sim, ta_handle handle)
+{
+    if (ta_sim_begin_other(sim, 0) != TA_OK) return 0;
+    const ta_sim_handle *h = ta_sim_find_handle(sim, handle);
+    const uint64_t size = h ? h->size : 0;
+    ta_sim_end(sim);
+    return size;
 }
 
 static ta_status sim_mem_info(void *self, int device, uint64_t *free_bytes,
@@ -211,6 +285,8 @@ void ta_sim_handles_table(ta_driver *driver)
     driver->host_memory = sim_host_memory;
     driver->create = sim_create;
     driver->release = sim_release;
+    driver->export_page = sim_export_page;
+    driver->import_page = sim_import_page;
     driver->mem_info = sim_mem_info;
     driver->has_vmm = sim_has_vmm;
     driver->granularity = sim_granularity;

@@ -33,6 +33,8 @@ typedef struct ta_sim_handle {
     uint32_t maps;  /* addresses it is mapped at */
     bool live;      /* not released */
     bool touchable; /* access was set once: the memfd may hold pages of it */
+    bool exported;  /* others may have it: its bytes stay */
+    int foreign;    /* 1 + descriptor of another process's memfd; 0: ours */
 } ta_sim_handle;
 
 /* One a granule of a reserved range. */
@@ -164,7 +166,13 @@ void ta_sim_pages_destroy(ta_sim *sim);
 /* At `wish`, an aligned address, unless something else is there; 0: none. */
 uint64_t ta_sim_pages_reserve(ta_sim *sim, uint64_t wish, uint64_t size, uint64_t align);
 void ta_sim_pages_unreserve(ta_sim *sim, uint64_t addr, uint64_t size);
-bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, uint64_t offset);
+/* `fd`: the memfd, -1: ours. */
+bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, int fd,
+                       uint64_t offset);
+/* A descriptor of the memfd whose place says which bytes are meant; -1: none to be had. And
+ * what such a place says. */
+int ta_sim_pages_export(ta_sim *sim, uint64_t offset, uint64_t size);
+bool ta_sim_pages_exported(int fd, uint64_t *offset, uint64_t *size);
 bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size);
 void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size);
 /* Of `size` bytes at two addresses and their offsets: what was never touched stays so. */

@@ -100,18 +100,20 @@ static bool open_pages(ta_sim *sim, const ta_sim_slot *slot, const ta_sim_slot *
     while (slot < end) {
         const ta_sim_handle *h = &sim->handles[slot->handle - 1];
         const uint64_t offset = h->offset;
+        const int foreign = h->foreign;
         uint64_t size = 0;
         const bool skip = slot->access != 0;
         do {
             size += h->size;
             slot += h->size / TA_SIM_GRANULARITY;
             if (slot < end) h = &sim->handles[slot->handle - 1];
-        } while (slot < end && !skip && !slot->access && h->offset == offset + size);
+        } while (slot < end && !skip && !slot->access && !foreign && !h->foreign &&
+                 h->offset == offset + size);
         if (skip)
             ;
         else if (shut)
             ta_sim_pages_shut(sim, addr, size);
-        else if (!ta_sim_pages_open(sim, addr, size, offset))
+        else if (!ta_sim_pages_open(sim, addr, size, foreign - 1, offset))
             return false;
         addr += size;
     }

@@ -7,6 +7,7 @@
  * lock; with no_backing addresses are numbers and nothing is done. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -57,12 +58,12 @@ void ta_sim_pages_unreserve(ta_sim *sim, uint64_t addr, uint64_t size)
     if (!sim->config.no_backing) munmap((void *)(uintptr_t)addr, size);
 }
 
-bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, uint64_t offset)
+bool ta_sim_pages_open(ta_sim *sim, uint64_t addr, uint64_t size, int fd, uint64_t offset)
 {
     if (sim->config.no_backing) return true;
     void *at = (void *)(uintptr_t)addr;
-    if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, sim->memfd,
-             (off_t)offset) == MAP_FAILED)
+    if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             fd < 0 ? sim->memfd : fd, (off_t)offset) == MAP_FAILED)
         return false;
     madvise(at, size, MADV_DONTFORK);
     return true;
@@ -72,6 +73,33 @@ bool ta_sim_pages_shut(ta_sim *sim, uint64_t addr, uint64_t size)
 {
     if (sim->config.no_backing) return true;
     return shut_range((void *)(uintptr_t)addr, size, MAP_FIXED) != MAP_FAILED;
+}
+
+/* place = offset | size << 40, both in granules */
+#define PLACE_BITS 40
+
+int ta_sim_pages_export(ta_sim *sim, uint64_t offset, uint64_t size)
+{
+    char path[40];
+    if (sim->config.no_backing) return -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", sim->memfd);
+    const int fd = open(path, O_RDWR | O_CLOEXEC); /* anew: with a place of its own */
+    const uint64_t place = offset / TA_SIM_GRANULARITY | size / TA_SIM_GRANULARITY
+                                                             << PLACE_BITS;
+    if (fd >= 0 && lseek(fd, (off_t)place, SEEK_SET) < 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+bool ta_sim_pages_exported(int fd, uint64_t *offset, uint64_t *size)
+{
+    const off_t place = lseek(fd, 0, SEEK_CUR);
+    if (place < 0) return false;
+    *offset = ((uint64_t)place & (((uint64_t)1 << PLACE_BITS) - 1)) * TA_SIM_GRANULARITY;
+    *size = ((uint64_t)place >> PLACE_BITS) * TA_SIM_GRANULARITY;
+    return *size != 0;
 }
 
 void ta_sim_pages_drop(ta_sim *sim, uint64_t offset, uint64_t size)

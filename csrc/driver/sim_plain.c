@@ -27,7 +27,7 @@ static ta_status do_plain_alloc(ta_sim *sim, int device, uint64_t size, uint64_t
         ta_sim_find_handle(sim, handle)->touchable = true;
     }
     r->plain = handle;
-    if (!ta_sim_pages_open(sim, at, size, ta_sim_find_handle(sim, handle)->offset)) {
+    if (!ta_sim_pages_open(sim, at, size, -1, ta_sim_find_handle(sim, handle)->offset)) {
         ta_sim_find_handle(sim, handle)->maps--;
         ta_sim_do_release(sim, handle, size);
         ta_sim_remove_reservation(sim, r);

@@ -178,6 +178,27 @@ TA_API ta_status ta_pool_end(ta_allocator *allocator, int device, ta_pool_id id,
  * its blocks are freed and the device has passed this moment. */
 TA_API ta_status ta_pool_release(ta_allocator *allocator, int device, ta_pool_id id);
 
+/* A live block of a pool. */
+typedef struct ta_pool_block {
+    uint64_t addr, size; /* size: in granules */
+    uint64_t requested;
+    ta_stream stream;
+} ta_pool_block;
+/* The pool's live blocks on the device: at most `capacity`; *count is how many there are.
+ * TA_BUSY while a request for the pool is under way. */
+TA_API ta_status ta_pool_blocks(ta_allocator *allocator, int device, ta_pool_id id,
+                                ta_pool_block *blocks, size_t capacity, size_t *count);
+/* Makes exactly these the pool's live blocks, as they were when ta_pool_blocks told them:
+ * others are freed, those that are gone live again at their addresses. Contents stay. The
+ * pool must have been held (begun more often than released) ever since. Refused, with nothing
+ * changed: TA_INVALID, they do not lie in memory that the pool has; TA_BUSY, a block that
+ * would be freed or is in the way is used by a recorded stream, or a request is under way. */
+TA_API ta_status ta_pool_restore(ta_allocator *allocator, int device, ta_pool_id id,
+                                 const ta_pool_block *blocks, size_t count);
+/* The calling thread's next request of `size` bytes on the device gets this live block, and
+ * nothing new. NULL, or another, takes a promise back. */
+TA_API void ta_pool_promise(ta_allocator *allocator, int device, void *ptr, size_t size);
+
 /* --- streams ------------------------------------------------------------------------- */
 /* How long a stream can be named. Naming one that was destroyed is undefined in CUDA. */
 typedef enum ta_stream_life {

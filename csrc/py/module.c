@@ -23,6 +23,7 @@ static PyMethodDef methods[] = {
     SOME(probe, "probe(device) -> dict: what the driver says of a device."),
     NONE(driver_problem, "driver_problem() -> str | None: why there is no driver."),
     NONE(torch_install, "torch_install(): complete the allocator object of torch."),
+    SOME(keep, "keep(object): it lives as long as the process"),
     NONE(torch_status, "torch_status() -> dict: what was found of torch, by item."),
     NONE(messages,
          "messages() -> list[str]: what C code had to say since the last call."),
@@ -67,6 +68,12 @@ static PyMethodDef methods[] = {
     NONE(mempool_capturing, "mempool_capturing() -> bool: a stream of torch's is"),
     /* snapshot.c */
     SOME(snapshot, "snapshot(device=-1) -> list of segments with their blocks"),
+    /* pools.c */
+    SOME(pool_blocks, "pool_blocks(device, a, b) -> list of (address, bytes, requested, "
+                      "stream): what lives in the graph pool (a, b)"),
+    SOME(profile, "profile(begins): a profiler of torch begins, or ends"),
+    SOME(pool_restoring, "pool_restoring(a, b, blocks, call): calls it while torch's "
+                         "setCheckpointPoolState makes these live"),
     /* usage.c */
     NONE(usage_watch, "usage_watch(): count who uses what from now on"),
     NONE(usage_unwatch, "usage_unwatch(): count nothing until usage_watch()"),

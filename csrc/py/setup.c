@@ -207,3 +207,13 @@ PyObject *ta_py_messages(PyObject *self, PyObject *args)
     }
     return list;
 }
+
+/* torch's libraries may free until their last destructor has run, long after Python. */
+PyObject *ta_py_keep(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *object = NULL;
+    if (!PyArg_ParseTuple(args, "O:keep", &object)) return NULL;
+    Py_INCREF(object);
+    Py_RETURN_NONE;
+}

@@ -234,19 +234,49 @@ TA_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(
     return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Sharing pages between processes: not simulated, and said so plainly. */
+/* --- sharing pages between processes ------------------------------------------------- */
 TA_EXPORT CUresult cuMemExportToShareableHandle(void *out,
                                                 CUmemGenericAllocationHandle handle,
                                                 CUmemAllocationHandleType type,
                                                 unsigned long long flags)
 {
-    (void)out, (void)handle, (void)type, (void)flags;
-    return CUDA_ERROR_NOT_SUPPORTED;
+    const ta_sc_machine *m = ta_sc_machine_get();
+    if (!m) return CUDA_ERROR_NOT_INITIALIZED;
+    if (!out || flags) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    pthread_mutex_lock(&lock);
+    const page *p = ta_sc_map_get(&pages, handle + 2);
+    const bool valid = p && p->prop.requestedHandleTypes == type;
+    pthread_mutex_unlock(&lock);
+    if (!valid) return CUDA_ERROR_INVALID_VALUE;
+    return (CUresult)ta_sc_status(m->driver->export_page(m->driver->self, handle, out));
 }
+
 TA_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
                                                   void *from,
                                                   CUmemAllocationHandleType type)
 {
-    (void)handle, (void)from, (void)type;
-    return CUDA_ERROR_NOT_SUPPORTED;
+    const ta_sc_machine *m = ta_sc_machine_get();
+    if (!m) return CUDA_ERROR_NOT_INITIALIZED;
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    page *p = calloc(1, sizeof *p);
+    if (!p) return CUDA_ERROR_OUT_OF_MEMORY;
+    *p = (page){.owners = 1, .device = ta_sc_device()};
+    ta_status status = m->driver->import_page(m->driver->self, p->device,
+                                              (int)(intptr_t)from, 0, &p->handle);
+    if (status != TA_OK) {
+        free(p);
+        return (CUresult)ta_sc_status(status);
+    }
+    p->size = ta_sim_handle_size(m->sim, p->handle);
+    pthread_mutex_lock(&lock);
+    const bool kept = ta_sc_map_put(&pages, p->handle + 2, p);
+    pthread_mutex_unlock(&lock);
+    if (!kept) {
+        let_go(m, p);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = p->handle;
+    return CUDA_SUCCESS;
 }

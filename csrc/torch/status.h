@@ -4,7 +4,7 @@
 
 const char *ta_throw_status(void);
 const char *ta_streams_status(void);
-/* item: of ta_torch_item, the three about virtual functions. */
+/* item: of ta_torch_item, those about virtual functions. */
 const char *ta_vtable_status(int item);
 
 #endif

@@ -56,7 +56,9 @@ typedef enum ta_torch_item {
     TA_TORCH_CACHE_INFO = 2,  /* cudnn.benchmark asks it */
     TA_TORCH_MEMCPY = 3,      /* copies between devices that cannot reach each other */
     TA_TORCH_PEER_ACCESS = 4, /* enablePeerAccess */
-    TA_TORCH_ITEMS = 5
+    TA_TORCH_CHECKPOINT = 5,  /* setting a graph pool back: CUDA graph trees */
+    TA_TORCH_SHARING = 6,     /* CUDA tensors handed to other processes */
+    TA_TORCH_ITEMS = 7
 } ta_torch_item;
 const char *ta_torch_item_name(ta_torch_item item);
 /* "ok", or what is missing and what that means. Valid for ever. */

@@ -9,7 +9,9 @@
  * cacheInfo: how large a workspace cudnn.benchmark may try. torch's throws.
  * memcpyAsync: copies between devices. torch's ignores that the devices may not reach each
  * other. enablePeerAccess stays torch's: it lets devices reach plain memory, and the arena
- * sets access on its own pages for every device that can. */
+ * sets access on its own pages for every device that can. setCheckpointPoolState: what lives in a
+ * graph's pool (checkpoint.c). torch's throws. shareIpcHandle, getIpcDevPtr: tensors for other processes (share.c);
+ * torch's throw. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -18,8 +20,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint.h"
 #include "find.h"
 #include "process.h"
+#include "share.h"
 #include "status.h"
 #include "torch.h"
 
@@ -37,6 +41,8 @@ static const char *status[TA_TORCH_ITEMS] = {
     [TA_TORCH_CACHE_INFO] = "not installed yet",
     [TA_TORCH_MEMCPY] = "not installed yet",
     [TA_TORCH_PEER_ACCESS] = "ok (torch's own)",
+    [TA_TORCH_CHECKPOINT] = "not installed yet",
+    [TA_TORCH_SHARING] = "not installed yet",
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -122,22 +128,42 @@ static const char *exchange(void **words, size_t count, const char *symbol,
     return "ok";
 }
 
+/* Both or none: a process that gives must be able to take. */
+static void exchange_sharing(void **words, size_t count)
+{
+    const void *give = ta_torch_share_function();
+    const void *take = ta_torch_take_function();
+    const char *said = "torch or this processor lacks what it needs; torch's own stays";
+    if (give != NULL && take != NULL)
+        said = exchange(words, count, "_ZN" CLASS_NAME "14shareIpcHandleEPv", give);
+    if (give != NULL && take != NULL && strcmp(said, "ok") == 0)
+        said = exchange(words, count,
+                        "_ZN" CLASS_NAME "12getIpcDevPtrENSt7__cxx1112basic_string"
+                        "IcSt11char_traitsIcESaIcEEE",
+                        take);
+    status[TA_TORCH_SHARING] = said;
+}
+
+static void fail_all(const char *why)
+{
+    status[TA_TORCH_CACHE_INFO] = status[TA_TORCH_MEMCPY] = status[TA_TORCH_CHECKPOINT] =
+        status[TA_TORCH_SHARING] = why;
+}
+
 static void install(void)
 {
     void ***object = NULL;
     void *holder = NULL;
     if (!ta_find("libc10_cuda.so", "_ZN3c104cuda20CUDACachingAllocator9allocatorE",
                  &holder)) {
-        status[TA_TORCH_CACHE_INFO] = status[TA_TORCH_MEMCPY] =
-            "torch does not export its allocator";
+        fail_all("torch does not export its allocator");
         return;
     }
     memcpy(&object, holder, sizeof object); /* a std::atomic of a pointer is one */
     size_t count = object != NULL ? vtable_words(*object) : 0;
     void **words = count > 2 ? malloc(count * sizeof *words) : NULL;
     if (words == NULL) {
-        status[TA_TORCH_CACHE_INFO] = status[TA_TORCH_MEMCPY] =
-            "torch's allocator is not a pluggable one, or looks unlike one";
+        fail_all("torch's allocator is not a pluggable one, or looks unlike one");
         return;
     }
     memcpy(words, *object - 2, count * sizeof *words);
@@ -150,6 +176,15 @@ static void install(void)
                        "_ZN" CLASS_NAME "11memcpyAsyncEPviPKvimP11CUstream_stb",
                        (const void *)(uintptr_t)memcpy_async)
             : "no CUDA runtime library with cudaMemcpyPeerAsync; torch's own stays";
+    const void *checkpoint = ta_torch_checkpoint_function();
+    status[TA_TORCH_CHECKPOINT] =
+        checkpoint != NULL
+            ? exchange(words, count,
+                       "_ZN" CLASS_NAME "22setCheckpointPoolStateEaSt10shared_ptr"
+                       "IN3c104cuda20CUDACachingAllocator14AllocatorStateEE",
+                       checkpoint)
+            : "torch does not export its allocate(); CUDA graph trees do without";
+    exchange_sharing(words, count);
     *object = words + 2; /* lives as long as the object: for ever */
 }
 

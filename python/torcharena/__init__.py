@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .batches.batch_sizes import BatchSize
     from .batches.batches import find_batch_size
     from .integrations.figures import tqdm_postfix
+    from .integrations.lending import cupy_allocator, rmm_resource
     from .pools.pools import Pool, pool
     from .rehearsal.api import is_rehearsal, rehearse
     from .reports.lines import stacks
@@ -53,6 +54,7 @@ __all__ = [
     "Watch",
     "__version__",
     "auto_offload",
+    "cupy_allocator",
     "device_memory",
     "empty_cache",
     "enable",
@@ -76,6 +78,7 @@ __all__ = [
     "region",
     "rehearse",
     "report",
+    "rmm_resource",
     "set_limit",
     "sleep",
     "snapshot",
@@ -98,6 +101,7 @@ _LATE = {
     "Watch": "reports.notebook",
     "auto_offload": "spill.auto_offloading",
     "AutoOffload": "spill.auto_offloading",
+    "cupy_allocator": "integrations.lending",
     "find_batch_size": "batches.batches",
     "free_exceptions": "reports.out_of_memory",
     "held_by_exceptions": "reports.out_of_memory",
@@ -110,6 +114,7 @@ _LATE = {
     "Pool": "pools.pools",
     "rehearse": "rehearsal.api",
     "report": "reports.reporting",
+    "rmm_resource": "integrations.lending",
     "snapshot": "reports.snapshots",
     "stacks": "reports.lines",
     "test": "selftest",

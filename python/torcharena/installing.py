@@ -313,6 +313,8 @@ def _allocator(torch: Any, library: Any) -> Any:
     for setter, hook in SETTERS.items():
         if hasattr(allocator.allocator(), setter):
             getattr(allocator.allocator(), setter)(hooks[hook])
+    # Tensors that other processes still have are freed by torch's last destructors.
+    library.keep(allocator.allocator())
     return allocator
 
 

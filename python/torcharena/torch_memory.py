@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import conf, torch_snapshot, torch_stats
+from . import conf, torch_checkpoints, torch_snapshot, torch_stats
 from .caps import limits_table
 from .loading import core, pass_on, warn
 from .state import when_cuda_is_up
@@ -334,10 +334,6 @@ def _accelerator_empty_cache() -> None:
     _torch._C._cuda_emptyCache()
 
 
-_TREES = (
-    "torch._inductor.config.triton.cudagraph_trees = False keeps CUDA graphs and works"
-)
-
 _REPLACED: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _memory_stats,
     "_cuda_resetPeakMemoryStats": _reset_peak,
@@ -357,14 +353,8 @@ _REPLACED: dict[str, Callable[..., Any]] = {
         "catch torch.OutOfMemoryError, whose text says what held the memory, and call "
         "torch.cuda.memory._snapshot() there",
     ),
-    "_cuda_getCheckpointState": _unavailable(
-        "A checkpoint of a graph pool (CUDA graph trees, torch.compile mode "
-        "'reduce-overhead')",
-        _TREES,
-    ),
-    "_cuda_setCheckpointPoolState": _unavailable(
-        "A checkpoint of a graph pool (CUDA graph trees)", _TREES
-    ),
+    "_cuda_getCheckpointState": torch_checkpoints.get,
+    "_cuda_setCheckpointPoolState": torch_checkpoints.put,
     "_cuda_checkPoolLiveAllocations": _check_pool,
     "_cuda_memoryMetadataSupported": lambda: False,
     "_cuda_setMemoryMetadata": _set_metadata,
@@ -395,11 +385,13 @@ def install(torch: ModuleType) -> None:
         if hasattr(torch._C, name):
             _original[name] = getattr(torch._C, name)
             setattr(torch._C, name, function)
+    torch_checkpoints.install(torch, _original.get("_cuda_setCheckpointPoolState"))
     cudart = getattr(torch._C, "_cudart", None)
     if cudart is not None:
         _original["_cudart.cudaMemGetInfo"] = cudart.cudaMemGetInfo
         cudart.cudaMemGetInfo = mem_get_info
 
-    from . import torch_objects
+    from . import torch_objects, torch_profiler
 
     torch_objects.install(torch)
+    torch_profiler.install(torch)

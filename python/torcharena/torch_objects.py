@@ -1,8 +1,9 @@
 """torch's memory pools, and sharing of tensors between processes, over the arena.
 
 `torch.cuda.MemPool` is a C++ object that a plug-in allocator cannot serve; the class here
-does the same through the pool's begin, end and release. Sharing CUDA tensors between
-processes needs memory of cudaMalloc and is refused in one line."""
+does the same through the pool's begin, end and release. CUDA tensors are
+shared with other processes by torch's own functions, over handles of ours
+(csrc/torch/share.c)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,13 @@ import threading
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MemPool", "install"]
+from . import state
+from .loading import core
+
+__all__ = ["Handle", "MemPool", "install", "received"]
 
 _torch: Any = None
+_torch_share: Any = None
 
 
 class MemPool:
@@ -35,8 +40,10 @@ class MemPool:
             )
         if use_on_oom or no_split:
             raise RuntimeError(
-                "torch.cuda.MemPool(use_on_oom=, no_split=) have no meaning under "
-                "torcharena, whose pools share idle pages anyway: leave them out"
+                "torch.cuda.MemPool(use_on_oom=, no_split=) are not available under "
+                "torcharena: a pool's memory stays its own until the pool is dropped (del "
+                "pool; torch.cuda.empty_cache()), and no block is split off a segment: "
+                "leave them out"
             )
         memory = _torch.cuda.memory
         _torch.cuda._lazy_init()
@@ -109,16 +116,40 @@ class MemPoolContext:
         MemPoolContext._active.pool = self._before
 
 
+class Handle(bytes):
+    """What names shared memory to another process; it is looked at where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return received, (bytes(self),)
+
+
+def received(handle: bytes) -> bytes:
+    """A handle that another process sent. Raises RuntimeError where it means nothing."""
+    if not state.enabled():
+        raise RuntimeError(
+            "this CUDA tensor comes from a process that runs torcharena, and this one does "
+            "not: call torcharena.enable() at the start of what the process runs, or start "
+            "it with TORCHARENA_ENABLE=1 in its environment; or send tensor.cpu()"
+        )
+    return handle
+
+
 def _share_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        "a CUDA tensor cannot be sent to another process under torcharena, whose memory has "
-        "no handle that other processes can open: send tensor.cpu(), or use torch.distributed"
-    )
+    said = core().torch_status().get("shareIpcHandle", "not in this library")
+    if said != "ok":
+        raise RuntimeError(
+            "a CUDA tensor cannot be sent to another process under torcharena with this "
+            f"torch ({said}): send tensor.cpu(), or use torch.distributed"
+        )
+    told = list(_torch_share(self, *args, **kwargs))
+    if told[1] is not None:
+        told[1] = Handle(told[1])
+    return tuple(told)
 
 
 def install(torch: ModuleType) -> None:
     """Puts them in place."""
-    global _torch
+    global _torch, _torch_share
     _torch = torch
     if hasattr(torch.cuda.memory, "MemPool"):
         torch.cuda.memory.MemPool = MemPool
@@ -126,4 +157,5 @@ def install(torch: ModuleType) -> None:
     if hasattr(torch.cuda.memory, "MemPoolContext"):
         torch.cuda.memory.MemPoolContext = MemPoolContext
         torch.cuda.MemPoolContext = MemPoolContext
+    _torch_share = torch.UntypedStorage._share_cuda_
     torch.UntypedStorage._share_cuda_ = _share_cuda

@@ -160,22 +160,6 @@ def spawned() -> None:
     assert_sound()
 
 
-def through_a_queue() -> None:  # G10
-    """A CUDA tensor for another process: one line that names the remedy."""
-    torcharena.enable()
-    tensor = torch.ones(10, device="cuda")
-    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    try:
-        queue.put(tensor)
-    except RuntimeError as error:
-        assert "tensor.cpu()" in str(error) and "\n" not in str(error), error
-    else:
-        raise AssertionError("was sent")
-    queue.put(tensor.cpu())
-    assert queue.get().sum().item() == 10 or not REAL
-    assert_sound()
-
-
 # --- out of memory -------------------------------------------------------------------------
 def full(size: int, value: int) -> torch.Tensor:
     """``size`` bytes, each with the value."""
@@ -430,7 +414,6 @@ CASES: dict[str, Callable[..., None]] = {
         loader,
         forked,
         spawned,
-        through_a_queue,
         oom_forward,
         oom_backward,
         oom_threads,

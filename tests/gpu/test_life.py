@@ -17,7 +17,6 @@ NAMES = [
     "loader spawn",
     "forked",
     "spawned",
-    "through_a_queue",
     "oom_forward",
     "oom_backward",
     "oom_threads",

@@ -230,7 +230,7 @@ def refused(text: str, call: Any) -> None:
 
 def refusals() -> None:
     torcharena.enable()
-    x = empty(MIB)
+    empty(MIB)
     refused(
         "takes one",
         lambda: memory.change_current_allocator(memory._get_current_allocator()),
@@ -243,8 +243,10 @@ def refusals() -> None:
         "allocator=",
         lambda: torch.cuda.MemPool(memory._get_current_allocator().allocator()),
     )
-    refused("tensor.cpu()", lambda: torch.multiprocessing.reductions.reduce_tensor(x))
-    refused("cudagraph_trees", lambda: torch._C._cuda_getCheckpointState(0, (0, 1)))
+    refused(
+        "not torcharena's",
+        lambda: torch._C._cuda_setCheckpointPoolState(0, None, [], []),
+    )
     warnings.simplefilter("ignore", FutureWarning)
     refused(
         "expandable_segments",

@@ -21,7 +21,7 @@
 static int inits, pushes, pops, creates, retains, unreserved, accesses;
 static CUresult answer = CUDA_SUCCESS;      /* of queries and captures */
 static CUresult mode_answer = CUDA_SUCCESS; /* of the capture mode's exchange */
-static bool refuse_rdma, refuse_numa, full;
+static bool refuse_rdma, refuse_export, refuse_numa, full;
 static CUdeviceptr reserve_at = (CUdeviceptr)1 << 40;
 static CUmemAllocationProp last;
 static CUmemAccessDesc last_access[4];
@@ -144,6 +144,7 @@ FAKE cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocatio
     if (full) return CUDA_ERROR_OUT_OF_MEMORY;
     if (refuse_rdma && p->allocFlags.gpuDirectRDMACapable)
         return CUDA_ERROR_NOT_SUPPORTED;
+    if (refuse_export && p->requestedHandleTypes) return CUDA_ERROR_NOT_PERMITTED;
     if (refuse_numa && (int)p->location.type == 3) return CUDA_ERROR_INVALID_DEVICE;
     *h = 77;
     return 0;
@@ -171,6 +172,20 @@ FAKE cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *d, size_t co
     accesses = (int)count;
     for (size_t i = 0; i < count && i < 4; i++) last_access[i] = d[i];
     return 0;
+}
+FAKE cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h,
+                                  CUmemAllocationHandleType type, unsigned long long f)
+{
+    CHECK(h == 77 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && f == 0);
+    *(int *)out = 5;
+    return answer;
+}
+FAKE cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *from,
+                                    CUmemAllocationHandleType type)
+{
+    CHECK(from == (void *)5 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    *h = 77;
+    return answer;
 }
 FAKE cuMemAlloc_v2(CUdeviceptr *p, size_t n)
 {
@@ -312,7 +327,23 @@ static void pages(const ta_driver *d)
     CHECK(creates == 4); /* remembered, by device */
     CHECK(d->create(d->self, 0, TA_TIER_DEVICE, 4u << 20, &handle) == TA_OK &&
           creates == 6);
+    /* Pages that others can import, each device by itself. */
+    CHECK(last.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    refuse_export = true;
+    CHECK(d->create(d->self, 1, TA_TIER_DEVICE, 4u << 20, &handle) == TA_OK);
+    CHECK(last.requestedHandleTypes == 0 && last.allocFlags.gpuDirectRDMACapable == 0);
+    creates = 0;
+    CHECK(d->create(d->self, 1, TA_TIER_DEVICE, 4u << 20, &handle) == TA_OK);
+    CHECK(creates == 1);
+    CHECK(d->create(d->self, 0, TA_TIER_DEVICE, 4u << 20, &handle) == TA_OK);
+    CHECK(last.requestedHandleTypes == 0 && last.allocFlags.gpuDirectRDMACapable == 0);
+    refuse_export = false;
+    int fd = 0;
+    CHECK(d->export_page(d->self, 77, &fd) == TA_OK && fd == 5);
+    handle = 0;
+    CHECK(d->import_page(d->self, 0, fd, 4u << 20, &handle) == TA_OK && handle == 77);
     CHECK(d->create(d->self, 0, TA_TIER_HOST, 4u << 20, &handle) == TA_OK);
+    CHECK(last.requestedHandleTypes == 0);
     CHECK((int)last.location.type == 3 && last.location.id == 3);
     refuse_numa = true;
     CHECK(d->create(d->self, 0, TA_TIER_HOST, 4u << 20, &handle) == TA_OK);

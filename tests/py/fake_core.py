@@ -227,6 +227,9 @@ class FakeCore(ModuleType):
             raise self.Error(self.ledger_problem)
         return list(self.ledger_rows.get((directory, uuid), []))
 
+    def keep(self, kept: object) -> None:
+        self.kept = kept
+
     def torch_install(self) -> None:
         self.calls.append(("torch_install",))
 

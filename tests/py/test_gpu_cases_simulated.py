@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
     not LIBRARY.exists(), reason=f"the simulated GPU is not built: no {LIBRARY}"
 )
 GRAPHS = ROOT / "tests" / "gpu" / "graph_cases.py"
+HOLES = ROOT / "tests" / "gpu" / "hole_cases.py"
 LIFE = ROOT / "tests" / "gpu" / "life_cases.py"
 
 
@@ -52,7 +53,6 @@ def test_graphs() -> None:
         "loader spawn",
         "forked",
         "spawned",
-        "through_a_queue",
         "oom_forward",
         "oom_backward",
         "oom_threads",
@@ -61,6 +61,11 @@ def test_graphs() -> None:
 )
 def test_life(name: str) -> None:
     on_the_simulated_gpu(LIFE, *name.split())
+
+
+@pytest.mark.parametrize("names", ["shared", "profiled,pools,trees", "unshared"])
+def test_holes(names: str) -> None:
+    on_the_simulated_gpu(HOLES, names)
 
 
 def test_copies_between_devices() -> None:

@@ -117,3 +117,83 @@ print({r["path"]: r["entries"] for r in torcharena.report().data["phases"]})
     )
     assert found.pop("", 0) == 0
     assert found == {"zero_grad": 3, "forward": 3, "backward": 3, "optimizer": 3}
+
+
+LENT = """
+import gc, sys, types
+import torcharena
+torcharena.enable()
+torch.cuda.init()
+memory = torch.cuda.memory_allocated
+
+# CuPy, as far as an allocator sees it.
+stream = torch.cuda.Stream()
+class Memory:
+    def __init__(self, address, size, owner, device):
+        self.ptr, self.size, self.owner, self.device_id = address, size, owner, device
+class Pointer:
+    def __init__(self, memory, offset):
+        self.mem, self.ptr = memory, memory.ptr + offset
+cupy = types.ModuleType("cupy")
+cupy.cuda = types.SimpleNamespace(
+    runtime=types.SimpleNamespace(getDevice=lambda: 0),
+    get_current_stream=lambda: types.SimpleNamespace(ptr=stream.cuda_stream),
+    UnownedMemory=Memory,
+    MemoryPointer=Pointer,
+)
+sys.modules["cupy"] = cupy
+lent = torcharena.cupy_allocator(5 << 20)
+assert memory() == 5 << 20 and lent.mem.device_id == 0 and lent.ptr % 512 == 0
+segment, = [s for s in torch.cuda.memory_snapshot() if s["address"] <= lent.ptr < s["address"] + s["total_size"]]
+assert segment["stream"] == stream.cuda_stream
+nothing = torcharena.cupy_allocator(0)
+del lent, nothing
+gc.collect()
+assert memory() == 0
+
+# RMM: its stream is another at the end, whose work the next owner must wait for.
+class Resource:
+    def __init__(self, allocate, deallocate):
+        self.allocate, self.deallocate = allocate, deallocate
+class Stream:
+    def __init__(self, handle):
+        self.handle = handle
+    def __cuda_stream__(self):
+        return (0, self.handle)
+rmm = types.ModuleType("rmm")
+rmm.mr = types.SimpleNamespace(CallbackMemoryResource=Resource)
+sys.modules["rmm"] = rmm
+resource = torcharena.rmm_resource()
+address = resource.allocate(3 << 20, Stream(stream.cuda_stream))
+assert memory() == 3 << 20
+torch.cuda._sleep(10**6)
+resource.deallocate(address, 3 << 20, Stream(0))
+assert memory() == 0
+older = resource.allocate(100)
+resource.deallocate(older, 100)
+try:
+    resource.allocate(100, object())
+except TypeError as error:
+    assert "RMM 25.02" in str(error)
+else:
+    raise AssertionError("a stream of unknown handle")
+try:
+    resource.allocate(1 << 50, Stream(0))
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("a petabyte")
+from torcharena import _core
+assert _core.check() is None
+"""
+
+
+@with_torch
+def test_lending() -> None:
+    simulated.run(LENT, values=False)
+
+
+def test_lending_needs_the_arena() -> None:
+    for call in (lambda: torcharena.cupy_allocator(1), torcharena.rmm_resource):
+        with pytest.raises(RuntimeError, match=r"after torcharena\.enable"):
+            call()

@@ -35,15 +35,32 @@ def compile_autotune() -> Iterator[torch.Tensor]:
     yield from _compiled("max-autotune-no-cudagraphs")
 
 
-@row(
-    "torch.compile, reduce-overhead (CUDA graph trees)",
-    exact=False,
-    rehearsed=False,
-    expects="cudagraph_trees",
-    instead="`torch._inductor.config.triton.cudagraph_trees = False` keeps the graphs",
-)
+@row("torch.compile, max-autotune (graph trees)", exact=False, rehearsed=False)
+def compile_max_autotune() -> Iterator[torch.Tensor]:
+    yield from _compiled("max-autotune")
+
+
+@row("torch.compile, reduce-overhead (CUDA graph trees)", exact=False, rehearsed=False)
 def compile_reduce_overhead() -> Iterator[torch.Tensor]:
     yield from _compiled("reduce-overhead")
+
+
+@row("graph trees in branches, forward and backward", exact=False, rehearsed=False)
+def graph_trees() -> Iterator[torch.Tensor]:
+    """A model and two heads in turn: graphs are captured after others were replayed."""
+    from torch._inductor import config
+
+    config.triton.slow_path_cudagraph_asserts = True
+    body = Mlp(layers=1, width=256).cuda()
+    heads = [torch.nn.Linear(256, 256 * (1 + n)).cuda() for n in range(2)]
+    modules = [body, *heads]
+    optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], 1e-3)
+    graphed = [torch.compile(m, backend="cudagraphs", dynamic=False) for m in modules]
+    for step in range(3 * STEPS):
+        torch.compiler.cudagraph_mark_step_begin()
+        hidden = graphed[0](noise(step, 64, 256))
+        loss = graphed[1 + step // 2 % 2](hidden).square().mean()
+        yield update(loss, optimizer).clone()
 
 
 @row("torch.compile, reduce-overhead without trees", exact=False, rehearsed=False)

@@ -73,34 +73,55 @@ def cuda_array_interface() -> Iterator[torch.Tensor]:
         yield x.mean()
 
 
-def _receive(queue: Any, answers: Any) -> None:
-    found = queue.get(timeout=60)
-    answers.put(float(found.sum()))
+@row("CuPy on the arena (torcharena.cupy_allocator)", needs=("cupy",), rehearsed=False)
+def cupy_on_arena() -> Iterator[float]:
+    import cupy
+    import torcharena
+
+    if torcharena.enabled():
+        cupy.cuda.set_allocator(torcharena.cupy_allocator)
+    for step in range(STEPS):
+        before = torch.cuda.memory_allocated()
+        with cupy.cuda.Stream(non_blocking=bool(step % 2)) as stream:
+            x = cupy.arange(100000 * (1 + step), dtype=cupy.float32)
+            y = cupy.sqrt(x @ x)
+            stream.synchronize()
+        grown = torch.cuda.memory_allocated() - before
+        assert grown >= x.nbytes or not torcharena.enabled(), grown
+        yield float(y)
+        del x, y
 
 
-@row(
-    "CUDA tensors through a torch.multiprocessing queue",
-    rehearsed=False,
-    expects="processes",
-    instead="send `tensor.cpu()`, or use `torch.distributed`",
-)
+def _receive(arena: bool, queue: Any, answers: Any) -> None:
+    if arena:
+        import torcharena
+
+        torcharena.enable()
+    for _ in range(STEPS):
+        found = queue.get(timeout=60)
+        found *= 2
+        torch.cuda.synchronize()
+        answers.put(float(found.sum()))
+        del found
+
+
+@row("CUDA tensors through a torch.multiprocessing queue", rehearsed=False)
 def multiprocessing_queue() -> Iterator[float]:
     import torch.multiprocessing as processes
+    import torcharena
 
     context = processes.get_context("spawn")
     queue, answers = context.Queue(), context.Queue()
-    x = torch.ones(1000, device="cuda")
-    child = context.Process(target=_receive, args=(queue, answers))
+    arena = torcharena.enabled()
+    child = context.Process(target=_receive, args=(arena, queue, answers), daemon=True)
     child.start()
-    try:
-        from multiprocessing.reduction import ForkingPickler
-
-        ForkingPickler.dumps(x)  # what the queue's thread does; its error is only printed
+    for step in range(STEPS):
+        x = torch.ones(1000 * 2**step, device="cuda")
         queue.put(x)
         yield answers.get(timeout=60)
-    finally:
-        child.terminate()
-        child.join()
+        assert bool((x == 2).all())  # the other process wrote it
+    child.join(60)
+    assert child.exitcode == 0
 
 
 @row("torch.cuda.MemPool")

@@ -28,6 +28,7 @@ def profiler_memory() -> Iterator[torch.Tensor]:
     memory = [e for e in events if e.get("name") == "[memory]"]
     on_gpu = [e for e in memory if e["args"].get("Device Type") == 1]
     assert on_gpu, "the trace has no memory events of the GPU"
+    assert any(e["args"]["Bytes"] < 0 for e in on_gpu)
     yield from losses
 
 
