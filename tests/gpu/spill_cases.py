@@ -704,8 +704,9 @@ def auto() -> None:
                 del y
                 optimizer.step()
                 optimizer.zero_grad()
-            # now and then a copy is later than usual
-            assert stats("spill_allocated_bytes") - before <= 128 * MIB, room
+            # now and then a copy is later than usual; a step asks for gigabytes
+            missed = stats("spill_allocated_bytes") - before
+            assert missed <= 384 * MIB, (room, missed >> 20, str(chosen))
             text = str(chosen)
             assert (chosen.state_bytes > 100 * MIB) == state, text
             assert ("optimizer state:" in text) == state, text

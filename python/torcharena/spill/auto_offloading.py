@@ -198,7 +198,7 @@ class AutoOffload:
                 _PassSeen(demand + self._state_on_host(index), saved, now.sent)
             )
             device.room = now.room
-            device.margin = now.room // 64 + mover.missed.get(index, 0)
+            device.margin = now.margin + mover.missed.get(index, 0)
 
     def _alive(self) -> Iterable[Any]:
         for reference in self._optimizers:
