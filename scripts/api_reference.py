@@ -17,10 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference.md"
 HEAD = """\
-# Reference
+# Reference, by name
 
-Every public name of `torcharena` as its docstring has it, made by
-`python scripts/api_reference.py --write`; by topic, with examples: [functions](api.md).
+Every public name of `torcharena`: its signature and its docstring, made of them by
+`python scripts/api_reference.py --write`. To find one by what it does, begin with [api.md](api.md).
 
 """
 

@@ -80,9 +80,10 @@ def step() -> None:
     """Marks the end of a training step.
 
     What is in host memory for want of room comes back to the device as far as there is room
-    now, after all work of the device: no other thread may launch work meanwhile. With nothing
-    on the host it does nothing, and waits for nothing. Also counts as a step for `report`,
-    unless `track` does. Raises RuntimeError while a CUDA graph is captured, and where the arena
+    now; where a cap was lowered below what is live, or others under a shared cap lack memory,
+    live memory goes to the host. That is after all work of the device: no other thread may
+    launch work meanwhile. With nothing to move it waits for nothing. Also counts as a step for
+    `report`, unless `track` does. Raises RuntimeError while a CUDA graph is captured, and where the arena
     is not enabled; in a rehearsal of torch's own allocators it does nothing."""
     if not state.enabled():
         from ..rehearsal.api import is_rehearsal
