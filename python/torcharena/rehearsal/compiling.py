@@ -15,8 +15,8 @@ The runs of one rehearsal share what Inductor keeps on disk (`launch.cache_envir
 that only the first compiles. What a compilation chose by benchmarks is kept from the others,
 who take the memory of those benchmarks themselves.
 
-Under the arena, CUDA graph trees (``mode="reduce-overhead"``) are off, as it needs them to be;
-`trees_off` says whether the program captured graphs without them.
+Under the arena, CUDA graph trees (``mode="reduce-overhead"``) are off in a rehearsal, though the
+arena has them on a GPU; `trees_off` says whether the program captured graphs without them.
 
 Kernels that a program writes in Triton itself, ahead-of-time compilation, and kernels that
 make tensor descriptors on the device (whose scratch memory the compiler decides) are really
@@ -64,8 +64,8 @@ def install() -> None:
 
 
 def without_trees() -> None:
-    """For the arena, which keeps no checkpoints of a graph's pool: graphs are captured one by
-    one, as its documentation says to. Called once, before the program imports Inductor."""
+    """For the arena in a rehearsal: graphs are captured one by one, without trees. Called once,
+    before the program imports Inductor."""
     AfterImport.of("torch._inductor.config", _no_trees)
     AfterImport.of("torch._inductor.compile_fx", _watch_captures)
 
