@@ -1,7 +1,7 @@
 /* nulldriver.h - a driver whose calls do nothing.
  *
  * It hands out addresses and handles and adds up what a real driver would have taken
- * (FACTS of the H200). It checks no contract: sim.h does. For measuring the allocator
+ * (as measured on an H200). It checks no contract: sim.h does. For measuring the allocator
  * alone. Events complete at once; replay_clock.h gives them a time. */
 #ifndef TA_NULLDRIVER_H
 #define TA_NULLDRIVER_H

@@ -3,7 +3,7 @@
  * Keeps the driver's contract: pages are real memory, taken only when touched; addresses are
  * real ranges; an unmapped page faults when touched; streams are queues, events complete in
  * order; any call can be made to fail at its k-th time. Time is virtual: every call costs
- * the host what FACTS.md measured (ta_sim_cost_us), every piece of queued work takes a
+ * the host what it did on an H200 (ta_sim_cost_us), every piece of queued work takes a
  * while drawn from the seed, and waiting moves the clock. So a run is repeatable to the bit,
  * and nothing here sleeps.
  *

@@ -335,7 +335,7 @@ TEST(faults)
     ta_sim_destroy(sim);
 }
 
-/* The table of FACTS.md. */
+/* What the calls cost on an H200. */
 TEST(costs)
 {
     ta_sim *sim = machine((ta_sim_config){.memory = 64 * GIB, .no_backing = true});

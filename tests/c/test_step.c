@@ -306,7 +306,7 @@ TEST(a_mark_that_sends_and_fails_anywhere_keeps_every_byte)
     world_close(&w);
 }
 
-/* --- the rate, as the costs of FACTS have it -------------------------------------------- */
+/* --- the rate, by what the calls cost on an H200 ---------------------------------------- */
 #define LINK 55.4 /* GB/s */
 
 /* Of the link's rate, with all of the device's wait and mapping: live pieces that come back. */

@@ -20,7 +20,7 @@ RATIO = {
     "multistream": 1.10,
     "resnet50_multiscale": 1.05,
 }
-# Of the parsed trace: lines, and bytes at the peak (FACTS has them in GiB).
+# Of the parsed trace: lines, and GiB at the peak.
 EVENTS = {
     "bert_amp": (123181, 7.54),
     "gpt2_varlen": (165103, 24.35),
