@@ -40,7 +40,7 @@ typedef unsigned long long ull;
 
 typedef struct ta_sums {
     ta_counts counts;
-    uint64_t holes, idle, listed, spilled;
+    uint64_t holes, idle, listed, spilled, stray;
 } ta_sums;
 
 static bool check_hole(const ta_checker *k, const ta_chunk *c, const ta_block *first,
@@ -145,6 +145,7 @@ static bool check_chunk(const ta_checker *k, const ta_arena *arena, const ta_chu
         set += ta_chunk_has(c, i);
         spilled += state != TA_SLOT_DEVICE;
         sums->spilled += state != TA_SLOT_DEVICE;
+        sums->stray += state == TA_SLOT_COMING && !ta_chunk_has(c, i);
     }
     SAME("mapped pages", c->mapped_count, set);
     SAME("spilled slots", c->spilled_count, spilled);
@@ -167,6 +168,7 @@ bool ta_arena_check(const ta_arena *arena, char *text, size_t capacity)
          sums.counts.live_blocks + sums.counts.pending_blocks + (arena->warm != NULL));
     SAME("idle pages", arena->idle, sums.idle);
     SAME("spilled slots", arena->spilled, sums.spilled);
+    SAME("stray pages", arena->stray, sums.stray);
     SAME("holes", arena->bins.count, sums.holes);
     for (const ta_block *b = arena->oldest; b; b = b->newer, listed++)
         SAME("list", b->newer ? b->newer->older == b : arena->newest == b, 1);

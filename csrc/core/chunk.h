@@ -17,7 +17,7 @@ static inline uint32_t ta_chunk_mapped(const ta_chunk *chunk, uint32_t low, uint
     if (low >= high) return 0;
     const uint32_t count = high - low;
     if (low / 64 == (high - 1) / 64) { /* mostly all are */
-        const uint64_t all = ~(uint64_t)0 >> (64 - count);
+        const uint64_t all = ~(uint64_t)0 >> (64 - count) % 64;
         if ((chunk->mapped[low / 64] >> low % 64 & all) == all) return count;
     }
     return ta_chunk_mapped_words(chunk, low, high);

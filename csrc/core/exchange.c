@@ -26,7 +26,7 @@
 
 static bool add(ta_moves *m, const ta_move *move)
 {
-    if (m->count == m->capacity) {
+    if (!m->at || m->count == m->capacity) {
         size_t capacity = m->capacity ? m->capacity * 2 : 64;
         ta_move *more = realloc(m->at, capacity * sizeof *more);
         if (!more) return false;
@@ -363,7 +363,7 @@ static ta_status provide(ta_device *d, ta_moves *m, size_t i, size_t end, ta_han
 ta_status ta_moves_to_device(ta_device *d, ta_moves *m, bool modest, bool touch,
                              ta_lack *lack)
 {
-    ta_handle pages[RUN];
+    ta_handle pages[RUN] = {0};
     ta_tail tail = {0};
     ta_hand hand = {.pages = pages, .modest = modest};
     bool full = false;

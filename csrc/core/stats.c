@@ -20,7 +20,7 @@ ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
     ta_lock_take(&d->pages);
     for (ta_arena *arena = d->arenas; arena; arena = arena->next, arenas++) {
         ta_arena_lock(arena);
-        idle += arena->idle * arena->page_bytes;
+        idle += ((uint64_t)arena->idle + arena->stray) * arena->page_bytes;
         pooled += arena->pool != NULL;
         holes[arena->small ? TA_POOL_SMALL : TA_POOL_LARGE] += arena->bins.count;
         ta_arena_unlock(arena);

@@ -128,7 +128,9 @@ static ta_status make_room(ta_device *d, uint64_t bytes, ta_step_info *info)
 typedef struct ta_chores {
     bool back;              /* something is on the host */
     uint64_t over, yielded; /* bytes beyond our own cap, and for others */
-    bool ended, idle;       /* the step was, and host pages serve nobody any more */
+    bool ended;             /* the step was */
+    bool hosts;             /* host pages that are idle serve nobody any more */
+    bool tidy;              /* something idle has pages that it should not have */
 } ta_chores;
 
 /* As long as a step that was learned sends requests to the host: others, and other programs, may
@@ -149,7 +151,16 @@ static void look_for_room(ta_device *d)
     ta_plan_room(d, most < limit ? most : limit);
 }
 
-static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *info)
+/* The learned order's step ends. */
+static void end_step(ta_device *d, ta_chores *chores)
+{
+    const bool wanting = ta_plan_step(d);
+    look_for_room(d);
+    chores->ended = true;
+    chores->hosts = !wanting || ta_host_beyond(d->allocator);
+}
+
+static ta_status step_on(ta_device *d, ta_chores *chores, ta_step_info *info)
 {
     const uint64_t sent = info->sent_out, bytes = chores->over > chores->yielded
                                                       ? chores->over
@@ -170,9 +181,8 @@ static ta_status step_on(ta_device *d, const ta_chores *chores, ta_step_info *in
         info->still_on_host += left.count * a->page_bytes;
         ta_moves_free(&left);
     }
-    const bool wanting = !chores->ended && ta_plan_step(d);
-    if (wanting) look_for_room(d);
-    ta_tier_tidy(d, chores->idle || !wanting || ta_host_beyond(d->allocator));
+    if (!chores->ended) end_step(d, chores);
+    ta_tier_tidy(d, chores->hosts);
     ta_host_shrink(d);
     ta_share_say_spilled(d);
     return status;
@@ -196,14 +206,12 @@ static bool anything(ta_device *d, ta_chores *chores)
         chores->yielded = ta_share_excess(d);
     }
     if (!chores->back && !chores->over && !chores->yielded) {
-        chores->ended = true;
-        const bool wanting = ta_plan_step(d);
-        look_for_room(d);
-        chores->idle = (!wanting || ta_host_beyond(d->allocator)) && ta_tier_idles(d);
+        end_step(d, chores);
+        chores->tidy = ta_tier_idles(d, chores->hosts);
         ta_share_say_spilled(d);
     }
     ta_lock_drop(&d->pages);
-    return !chores->ended || chores->idle;
+    return !chores->ended || chores->tidy;
 }
 
 ta_status ta_step(ta_allocator *a, int device, ta_step_info *info)

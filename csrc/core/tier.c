@@ -70,6 +70,7 @@ uint32_t ta_tier_leave(ta_arena *arena, ta_chunk *c, uint32_t low, uint32_t high
         c->mapped[i / 64] &= ~((uint64_t)1 << i % 64);
         c->mapped_count--;
         count_state(arena, c->spilled[i].state, false);
+        arena->stray += ta_slot_is(c, i) == TA_SLOT_COMING;
         left++;
     }
     return left;
@@ -85,6 +86,7 @@ static ta_status shed(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
     ta_status status = ta_call_unmap(d, ta_slot_addr(c, slot), c->page_bytes);
     if (status) return status;
     c->pages[slot] = 0;
+    arena->stray--;
     ta_count_mapped(arena, -1);
     if (!ta_ready_push(d, page, c->page_bytes))
         ta_page_release_locked(d, page, c->page_bytes);
@@ -162,13 +164,15 @@ void ta_tier_tidy(ta_device *d, bool hosts)
     for (ta_arena *a = d->arenas; a; a = a->next) sweep(d, a, hosts && !at_home(a));
 }
 
-bool ta_tier_idles(ta_device *d)
+bool ta_tier_idles(ta_device *d, bool hosts)
 {
     bool any = false;
     for (ta_arena *a = d->arenas; a && !any; a = a->next) {
-        if (!a->spilled || at_home(a) || !ta_arena_yields(d, a)) continue;
+        if (!a->spilled || !ta_arena_yields(d, a)) continue;
         ta_arena_lock(a);
-        for (const ta_chunk *c = a->chunks; c && !any; c = c->next)
+        any = a->stray;
+        for (const ta_chunk *c = a->chunks; c && hosts && !at_home(a) && !any;
+             c = c->next)
             for (uint32_t i = 0; i < c->slots && c->spilled_count && !any; i++)
                 any = ta_slot_is(c, i) == TA_SLOT_HOST && !ta_chunk_has(c, i);
         ta_arena_unlock(a);

@@ -31,7 +31,8 @@ size_t ta_tier_sweep(ta_device *device);
 /* The same for pages of blocks that were freed in their sleep, or that a failure left; with
  * `hosts` for all but those of regions at home on the host. */
 void ta_tier_tidy(ta_device *device, bool hosts);
-/* There are idle host pages of others than such regions. */
-bool ta_tier_idles(ta_device *device);
+/* A page of the device lies where a block was freed before it had arrived; or, with `hosts`,
+ * there are idle host pages of others than such regions. */
+bool ta_tier_idles(ta_device *device, bool hosts);
 
 #endif

@@ -169,7 +169,8 @@ typedef enum ta_of {
  *     counts = sums over live and pending blocks
  *     live + pending + (1 if one is warm) = table.count
  *     idle = mapped pages that lie wholly inside holes
- *     spilled = slots of its chunks of another state than DEVICE */
+ *     spilled = slots of its chunks of another state than DEVICE
+ *     stray = of those, COMING ones with no block: pages of the device for nobody */
 struct ta_arena {
     _Alignas(TA_LINE) ta_quick lock;
     bool small;
@@ -190,7 +191,7 @@ struct ta_arena {
     ta_block *spare_blocks;
     ta_hole *spare_holes;
     uint32_t spares, chunk_count, idle;
-    uint32_t spilled;
+    uint32_t spilled, stray;
     ta_block *oldest,
         *newest; /* free blocks that own mapped pages, as they became free */
     ta_bins bins;

@@ -33,7 +33,7 @@ void ta_guard_tell_all(char *text, size_t capacity)
 {
     size_t length = 0;
     text[0] = '\0';
-    while (capacity - length > 2 * TA_GUARD_TEXT) {
+    while (capacity - length > (size_t)2 * TA_GUARD_TEXT) {
         size_t at = length + (length > 0);
         const int more = ta_guard_tell_next(text + at, capacity - at);
         if (more < 0) break;

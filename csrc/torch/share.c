@@ -342,7 +342,8 @@ static bool receive(int connection, const request *asked, int *fds, const char *
     const size_t length = header != NULL && header->cmsg_type == SCM_RIGHTS
                               ? header->cmsg_len - CMSG_LEN(0)
                               : 0;
-    if (length == asked->count * sizeof(int) && (message.msg_flags & MSG_CTRUNC) == 0) {
+    if (header != NULL && length == asked->count * sizeof(int) &&
+        (message.msg_flags & MSG_CTRUNC) == 0) {
         memcpy(fds, CMSG_DATA(header), length);
         return true;
     }
@@ -361,7 +362,7 @@ static bool fetch_pages(const ticket *t, ta_import *import, const char **why)
     if (connection < 0) return false;
     bool good = true;
     for (uint32_t done = 0; good && done < t->pages;) {
-        int fds[AT_ONCE];
+        int fds[AT_ONCE] = {0};
         request asked = {.base = t->base, .serial = t->serial, .first = done};
         asked.count = t->pages - done < AT_ONCE ? t->pages - done : AT_ONCE;
         asked.device = t->device;
@@ -461,7 +462,7 @@ static shared_ptr *take_in(shared_ptr *result, void *object, const cxx_string *h
     const char *why = NULL;
     void *base = NULL;
     *result = (shared_ptr){NULL, NULL};
-    const int device = current_device();
+    const int device = (uint8_t)current_device(); /* never negative: it throws instead */
     void *thread = ta_gil_drop();
     ta_import *import = take(handle, device, &base, &why);
     ta_gil_take(thread);

@@ -311,9 +311,13 @@ TEST(faults)
     CHECK_EQ(d->map(sim, at + P2, P2, h[1]), TA_GONE);
     CHECK_EQ(d->set_access(sim, at, P2, &zero, 1), TA_GONE);
     CHECK_EQ(d->unmap(sim, at, P2), TA_GONE);
+    CHECK_EQ(d->export_page(sim, h[0], &n), TA_GONE);
+    CHECK_EQ(d->import_page(sim, 0, 0, P2, &h[1]), TA_GONE);
     CHECK_EQ(d->host_memory(sim, &u), TA_GONE);
     CHECK_EQ(d->copy_stream(sim, 0, 0, &stream), TA_GONE);
     CHECK_EQ(d->copy(sim, 0, 0, at, at, P2), TA_GONE);
+    CHECK_EQ(d->fill(sim, 0, at, 0, 1), TA_GONE);
+    CHECK_EQ(d->read(sim, 0, &n, at, 1), TA_GONE);
     CHECK_EQ(d->plain_alloc(sim, 0, P2, &u), TA_GONE);
     CHECK_EQ(d->plain_free(sim, 0, at), TA_GONE);
     CHECK_EQ(d->event_create(sim, 0, &f), TA_GONE);
