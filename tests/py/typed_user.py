@@ -78,6 +78,11 @@ def telling(model: Any, optimizer: Any) -> None:
     print(tracked, told, times, watching, let_go, held, bar, recording)
 
 
+def lending() -> None:
+    for_rmm = torcharena.rmm_resource(0)
+    print(torcharena.cupy_allocator, for_rmm)
+
+
 def trying() -> None:
     def train(batch_size: int) -> None:
         print(batch_size)
