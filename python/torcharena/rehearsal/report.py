@@ -400,8 +400,8 @@ class Report:
                 )
             if any(p.get("trees_off") for p in run.processes):
                 lines += _wrapped(
-                    f"{name}: CUDA graphs were captured without graph trees; on a GPU set "
-                    "torch._inductor.config.triton.cudagraph_trees = False for the arena",
+                    f"{name}: CUDA graphs were captured each for itself; on a GPU they are in "
+                    "trees, whose graphs share memory",
                     width,
                 )
             if not run.processes and not run.failed and not run.timed_out:
