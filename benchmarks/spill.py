@@ -115,7 +115,7 @@ class Runs:
 
     def auto(self) -> Iterator[str]:
         for model, cap in BEYOND:
-            base = self.train(model, "off", model, means="off", steps=10)
+            base = self.train(model, "off", model, means="off", steps=10, rates=True)
             yield model
             for how in ("auto", *BY_HAND):
                 if base is not None:

@@ -42,22 +42,25 @@ def link_seconds(step: Row, rate: float, state: int) -> float:
     return (2 * step["sent"] + state) / rate
 
 
-def judged(row: Row, base: Row, rates: dict[str, float]) -> dict[str, float]:
-    """Seconds of the later steps over what bounds them: in sum, and step by step."""
+def judged(row: Row, base: Row, rates: dict[str, float] | None) -> dict[str, float]:
+    """Seconds of the later steps over what bounds them, where rates were measured: in sum, and
+    step by step."""
     mine, plain = same_steps(row, base)
-    rate, state = rates["both"] * 1e9, row["state_on_host"]
     took = sum(step["seconds"] for step in mine)
     free = sum(step["seconds"] for step in plain)
-    links = [link_seconds(step, rate, state) for step in mine]
-    each = sum(max(a["seconds"], b) for a, b in zip(plain, links, strict=True))
-    return {
+    found = {
         "ms": 1e3 * took / len(mine),
         "over_free": took / free,
-        "over_bound": took / max(free, sum(links)),
-        "over_each": took / each,
         "sent": statistics.mean(step["sent"] for step in mine),
         "net": mine[-1]["by_net"] - mine[0]["by_net"],
     }
+    if rates is not None:
+        rate, state = rates["both"] * 1e9, row["state_on_host"]
+        links = [link_seconds(step, rate, state) for step in mine]
+        each = sum(max(a["seconds"], b) for a, b in zip(plain, links, strict=True))
+        found["over_bound"] = took / max(free, sum(links))
+        found["over_each"] = took / each
+    return found
 
 
 def equal(row: Row, base: Row, again: Row | None) -> str:
@@ -83,7 +86,10 @@ def trained(
             if "error" in row:
                 lines.append([case, row["contender"], *["failed"] * 8])
                 continue
-            known = judged(row, base, rates or {"both": 47.0})
+            known = judged(row, base, rates)
+            bound = "no rates"
+            if rates is not None:
+                bound = f"{known['over_bound']:.2f} ({known['over_each']:.2f})"
             lines.append(
                 [
                     case,
@@ -94,7 +100,7 @@ def trained(
                     f"{known['net'] / GIB:.2f}",
                     f"{known['ms']:.0f}",
                     f"{known['over_free']:.2f}",
-                    f"{known['over_bound']:.2f} ({known['over_each']:.2f})",
+                    bound,
                     equal(row, base, again),
                 ]
             )

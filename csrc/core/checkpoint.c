@@ -144,11 +144,15 @@ static size_t first_above(const wanted *w, uint64_t addr)
     return low;
 }
 
-static bool has_pages(const ta_chunk *c, const ta_pool_block *b)
+/* What is on the host serves a block that stays; freed it would leave with its block. */
+static bool has_pages(const ta_chunk *c, const wanted *w, const ta_pool_block *b)
 {
+    const ta_block *now = ta_table_find(&atomic_load(&c->arena)->table, b->addr);
+    const bool there = now && stays(w, now);
     const uint32_t last = ta_slot_below(c, b->addr + b->size - 1);
     for (uint32_t i = ta_slot_below(c, b->addr); i <= last; i++)
-        if (!ta_chunk_has(c, i)) return false;
+        if (!ta_chunk_has(c, i) || (!there && ta_slot_is(c, i) != TA_SLOT_DEVICE))
+            return false;
     return true;
 }
 
@@ -160,7 +164,7 @@ static ta_status judge_chunk(const ta_chunk *c, const wanted *w, size_t *found)
     for (; i < w->count && w->blocks[i].addr < c->addr + c->size; i++) {
         const ta_pool_block *b = &w->blocks[i];
         if (b->addr < c->addr || b->addr + b->size > c->addr + c->size) return TA_INVALID;
-        if (!has_pages(c, b)) return TA_INVALID;
+        if (!has_pages(c, w, b)) return TA_INVALID;
     }
     *found += i - begin;
     i = begin;

@@ -35,6 +35,7 @@ ta_chunk *ta_chunk_create(ta_device *device, uint64_t addr, uint64_t size,
     c->mapped = mapped;
     c->slots = slots;
     c->spilled = NULL;
+    c->handed = NULL;
     c->guarded = NULL;
     c->mapped_count = c->spilled_count = 0;
     c->shift = (unsigned)__builtin_ctzll(page_bytes);
@@ -46,11 +47,13 @@ void ta_chunk_retire(ta_device *device, ta_chunk *c)
     free(c->pages);
     free(c->mapped);
     free(c->spilled);
+    free(c->handed);
     free(c->guarded);
     c->guarded = NULL;
     c->pages = NULL;
     c->mapped = NULL;
     c->spilled = NULL;
+    c->handed = NULL;
     atomic_store(&c->arena, NULL);
     c->next = device->spare_chunks;
     device->spare_chunks = c;
@@ -79,6 +82,7 @@ void ta_chunk_set(ta_chunk *c, uint32_t slot, ta_handle page)
 {
     c->pages[slot] = page;
     c->mapped[slot / 64] |= (uint64_t)1 << slot % 64;
+    if (c->handed) c->handed[slot / 64] &= ~((uint64_t)1 << slot % 64);
     c->mapped_count++;
 }
 

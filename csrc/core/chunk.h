@@ -23,6 +23,11 @@ static inline uint32_t ta_chunk_mapped(const ta_chunk *chunk, uint32_t low, uint
     return ta_chunk_mapped_words(chunk, low, high);
 }
 void ta_chunk_set(ta_chunk *chunk, uint32_t slot, ta_handle page);
+/* Another process has the slot's page. The arena's lock is held. */
+static inline bool ta_chunk_handed(const ta_chunk *c, uint32_t slot)
+{
+    return c->handed && c->handed[slot / 64] >> slot % 64 & 1;
+}
 ta_handle ta_chunk_clear(ta_chunk *chunk, uint32_t slot);
 static inline bool ta_chunk_has(const ta_chunk *chunk, uint32_t slot)
 {

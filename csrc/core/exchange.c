@@ -47,7 +47,7 @@ static bool add_block(ta_moves *m, ta_arena *arena, const ta_block *b, bool on_d
         ta_move *last = m->count ? &m->at[m->count - 1] : NULL;
         if (last && last->chunk == c && last->slot == i) {
             if (born < last->born) last->born = born;
-        } else if (ta_chunk_has(c, i) &&
+        } else if (ta_chunk_has(c, i) && !ta_chunk_handed(c, i) &&
                    (ta_slot_is(c, i) == TA_SLOT_DEVICE) == on_device) {
             if (!add(m, &(ta_move){arena, c, i, NULL, born})) return false;
         }
@@ -427,7 +427,8 @@ static ta_status leave(ta_device *d, ta_move *m, bool keep, ta_moves *all)
     const ta_handle page = c->pages[m->slot];
     if (!ta_chunk_has(c, m->slot) || was.state == TA_SLOT_VOID) return TA_OK;
     if (was.state == TA_SLOT_AWAY && keep) return TA_OK;
-    if (was.state == TA_SLOT_DEVICE && is_idle(m)) return TA_OK;
+    if (was.state == TA_SLOT_DEVICE && (is_idle(m) || ta_chunk_handed(c, m->slot)))
+        return TA_OK; /* freed, or handed out, since it was copied */
     ta_status status = was.state == TA_SLOT_AWAY ? TA_OK : unmap(d, m);
     if (status) return status;
     if (was.state == TA_SLOT_DEVICE || was.state == TA_SLOT_COMING)

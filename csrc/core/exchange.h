@@ -25,7 +25,7 @@ typedef struct ta_moves {
 } ta_moves;
 
 /* Slots of the arena with blocks on them that are on the device, or that are not; false: no
- * host memory. */
+ * host memory. Without those whose page another process has. */
 bool ta_moves_find(ta_moves *moves, ta_arena *arena, bool on_device);
 void ta_moves_free(ta_moves *moves);
 /* By the blocks on them, oldest first; or the youngest first, those of small blocks last. */

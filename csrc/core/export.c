@@ -3,8 +3,9 @@
  * A block is shared by its pages: each becomes a file descriptor, which another process maps
  * at addresses of its own. What is handed out must stay where it is while others have it. A
  * live block's pages do: idle ones alone are moved or released, and what else moves is a
- * region that sleeps and a page on the host, so blocks there are refused. Who hands out
- * keeps the block live until the others are done.
+ * region that sleeps and a page on the host, so blocks there are refused; what leaves for the
+ * host at a step is other pages (exchange.c). Who hands out keeps the block live until the
+ * others are done.
  *
  * Called by csrc/torch. Thread-safe, but an import belongs to one thread until it is ready. */
 #include "export.h"
@@ -84,6 +85,15 @@ ta_status ta_export_look(ta_allocator *a, const void *ptr, ta_export_info *info,
     return *why ? TA_UNSUPPORTED : TA_OK;
 }
 
+/* The slot's page stays where it is from now on. The arena's lock is held. */
+static bool stays(ta_chunk *c, uint32_t slot)
+{
+    if (!c->handed) c->handed = calloc((c->slots + 63u) / 64u, sizeof *c->handed);
+    if (!c->handed) return false;
+    c->handed[slot / 64] |= (uint64_t)1 << slot % 64;
+    return true;
+}
+
 ta_status ta_export_pages(ta_allocator *a, uint64_t base, uint64_t serial, uint32_t first,
                           uint32_t count, int *fds)
 {
@@ -101,8 +111,10 @@ ta_status ta_export_pages(ta_allocator *a, uint64_t base, uint64_t serial, uint3
         status = TA_UNSUPPORTED;
     const uint32_t slot = ta_slot_below(b->chunk, info.first_page) + first;
     for (; !status && made < count; made += !status)
-        status = a->driver->export_page(a->driver->self, b->chunk->pages[slot + made],
-                                        &fds[made]);
+        status = stays(b->chunk, slot + made)
+                     ? a->driver->export_page(a->driver->self,
+                                              b->chunk->pages[slot + made], &fds[made])
+                     : TA_NO_HOST_MEMORY;
     let_go(b);
     while (status && made) close(fds[--made]);
     return status;

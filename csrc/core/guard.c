@@ -144,6 +144,12 @@ void ta_guard_begin(const ta_arena *arena, const ta_block *b)
     ta_guard_note(b->chunk->guarded, b, arena->stream->handle);
 }
 
+/* Whoever gives it back holds all of it, and unmaps it with no lock: it looks by itself. */
+static bool leaves(const ta_chunk *c)
+{
+    return c->first->state == TA_HELD && c->first->size == c->size;
+}
+
 /* The locks keep the ranges where they are. They are held while bytes are read: on a stream of
  * our own, where nothing else is queued. */
 static void look_at_device(ta_device *d)
@@ -153,7 +159,8 @@ static void look_at_device(ta_device *d)
     ta_lock_take(&d->pages);
     for (ta_arena *a = d->arenas; a; a = a->next) {
         ta_arena_lock(a);
-        for (const ta_chunk *c = a->chunks; c; c = c->next) look_around(d, c);
+        for (const ta_chunk *c = a->chunks; c; c = c->next)
+            if (!leaves(c)) look_around(d, c);
         ta_arena_unlock(a);
     }
     ta_lock_drop(&d->pages);

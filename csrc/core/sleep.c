@@ -32,6 +32,23 @@ static void mark_arena(ta_device *d, ta_arena *arena, void *context)
     ta_arena_unlock(arena);
 }
 
+static void find_moving(ta_device *d, ta_arena *arena, void *context)
+{
+    bool *moves = context;
+    (void)d;
+    *moves |= arena->moving;
+}
+
+/* A step moves some of its pages: over before anything else does. */
+static void await_step(ta_device *d, const ta_region *r)
+{
+    for (bool moves = true; moves;) {
+        moves = false;
+        ta_region_each(d, r, find_moving, &moves);
+        if (moves) pthread_cond_wait(&d->pool_idle, &d->pages.mutex);
+    }
+}
+
 /* On every device, while no capture may begin if they move. Takes each one's `pages`. */
 static void mark_all(ta_allocator *a, const ta_region *r, bool moving, bool asleep)
 {
@@ -40,6 +57,7 @@ static void mark_all(ta_allocator *a, const ta_region *r, bool moving, bool asle
         ta_device *d = ta_device_if_used(a, i);
         if (!d) continue;
         ta_lock_take(&d->pages);
+        if (moving) await_step(d, r);
         ta_region_each(d, r, mark_arena, &marks);
         if (!moving) pthread_cond_broadcast(&d->pool_idle);
         ta_lock_drop(&d->pages);
@@ -262,12 +280,11 @@ static ta_status on_all(ta_allocator *a, ta_passage *p, ta_on_device *act, int m
     return status;
 }
 
-/* No capture begins on any device. */
+/* No capture begins on any device, used already or not: some first use may come meanwhile. */
 static void hold_captures(ta_allocator *a, int by)
 {
     for (int i = 0; i < TA_MAX_DEVICES; i++) {
-        ta_device *d = ta_device_if_used(a, i);
-        if (!d) continue;
+        ta_device *d = &a->device[i];
         ta_lock_take(&d->pages);
         d->device_waits += by;
         pthread_cond_broadcast(&d->pool_idle);

@@ -121,6 +121,7 @@ struct ta_chunk {
     ta_handle *pages;
     uint64_t *mapped;
     ta_spilled *spilled; /* by slot; NULL: all are DEVICE */
+    uint64_t *handed;    /* bits: pages that other processes were given; NULL: none */
     uint32_t slots, mapped_count, spilled_count;
     unsigned shift;             /* page_bytes = 1 << shift */
     struct ta_guarded *guarded; /* of a guarded device: its one block */

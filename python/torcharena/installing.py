@@ -23,7 +23,7 @@ from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node,
 from .spill import spilling
 from .state import SizeLike, cuda_is_initialized, enabled
 
-__all__ = ["SETTERS", "enable", "enable_from_environment"]
+__all__ = ["SETTERS", "enable", "enable_from_environment", "probed"]
 
 # What PyTorch's object can be told, and our hook for each. Older torch lacks some.
 SETTERS = {
@@ -102,7 +102,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     conf.check(os.environ)
     library = core()
     if asked is not None:
-        found = _probed(library)
+        found = probed(library)
         refuse_unfit(found, bool(merged["fallback"]))
         spilling.refuse_unfit(found, merged["spill"])
     guard = merged["debug"] == "guard"
@@ -185,7 +185,7 @@ def _again(asked: dict[str, Any] | None, merged: dict[str, Any]) -> None:
                 f"{_spoken(asked)}"
             )
         library = core()
-        spilling.refuse_unfit(_probed(library), asked["spill"])
+        spilling.refuse_unfit(probed(library), asked["spill"])
         if library.created():
             spilling.apply(library, asked["spill"], now.strict)
         now.spill = asked["spill"]
@@ -261,7 +261,7 @@ def _checked_torch() -> Any:
 _PROBE_SECONDS = 30.0  # a driver that starts cold takes several
 
 
-def _probed(library: Any) -> Any:
+def probed(library: Any) -> Any:
     """What the driver says of the first device, without starting it in this process: that
     would spoil CUDA in forked children, and CUDA_VISIBLE_DEVICES set after us."""
     read, write = os.pipe()

@@ -128,9 +128,10 @@ def _unable(where: str) -> str:
     if where == "simulated":
         return unable()
     if where == "gpu":
+        from .installing import probed
         from .loading import core
 
-        facts = core().probe(0)
+        facts = probed(core())
         if facts["reason"]:
             return f"no GPU: {facts['reason']}"
         try:
@@ -151,6 +152,7 @@ def _environment(where: str, folder: str) -> dict[str, str]:
     # Wherever this package is imported from; not the caller's folder.
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [package, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    env.pop("PYTHONOPTIMIZE", None)  # which takes the checks out
     return env | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 

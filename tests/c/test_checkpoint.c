@@ -1,6 +1,6 @@
 /* test_checkpoint.c - a graph pool's live blocks told and set back: what was freed lives again
  * at its place, what came later is freed, what cannot be is refused and nothing changed. */
-#include "world.h"
+#include "spill_world.h"
 
 static const ta_pool_id POOL = {11, 12};
 
@@ -228,6 +228,40 @@ TEST(random_states)
     CHECK_EQ(put(&w, &now), TA_OK);
     CHECK_EQ(world_stats(&w, 0).allocated[TA_POOL_ALL].current, 0);
     CHECK_EQ(ta_pool_release(w.allocator, 0, POOL), TA_OK);
+    world_close(&w);
+}
+
+/* What is on the host leaves with its block: another block cannot be set on it. */
+TEST(what_spilled_stays_or_is_refused)
+{
+    world w;
+    held fill[2], spilled;
+    state now, other, after;
+    open_capped(&w, GiB, 16 * MiB, 256 * MiB);
+    bring(&w, &fill[0], 8 * MiB);
+    bring(&w, &fill[1], 8 * MiB);
+    open_pool(&w);
+    bring(&w, &spilled, 8 * MiB);
+    CHECK_EQ(world_stats(&w, 0).spilled.current, 8 * MiB);
+    look(&w, &now);
+    CHECK_EQ(now.count, 1);
+    CHECK_EQ(put(&w, &now), TA_OK);
+    good(&w);
+    other = now;
+    other.blocks[0].requested -= 1;
+    CHECK_EQ(put(&w, &other), TA_INVALID);
+    good(&w);
+    other = now;
+    other.blocks[0].size = other.blocks[0].requested = 4 * MiB;
+    CHECK_EQ(put(&w, &other), TA_INVALID);
+    good(&w);
+    look(&w, &after);
+    CHECK(same(&now, &after));
+    kept(&spilled, 1);
+    drop(&w, &spilled);
+    close_pool(&w);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, POOL), TA_OK);
+    for (int i = 0; i < 2; i++) drop(&w, &fill[i]);
     world_close(&w);
 }
 

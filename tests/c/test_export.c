@@ -159,6 +159,42 @@ TEST(not_unmapped_in_a_capture)
     world_close(&a);
 }
 
+/* A cap that is lowered sends live blocks to the host, but none that others look at. */
+TEST(what_was_handed_out_stays_on_the_device)
+{
+    world a, b;
+    held mine, other;
+    ta_export_info info;
+    ta_import *import = NULL;
+    void *base = NULL;
+    const char *why;
+    ta_step_info step;
+    machine(&a, 1);
+    machine(&b, 2);
+    ta_oracle_allow_moves(a.sim, true);
+    const ta_spill_config spill = {.host_bytes = 256 * MiB, .net = true};
+    CHECK_EQ(ta_set_spill(a.allocator, &spill), TA_OK);
+    CHECK_EQ(world_alloc(&a, &mine, 16 * MiB, 0, a.stream[0][0]), TA_OK);
+    CHECK_EQ(world_alloc(&a, &other, 16 * MiB, 0, a.stream[0][0]), TA_OK);
+    world_write(&mine);
+    CHECK_EQ(ta_export_look(a.allocator, mine.at, &info, &why), TA_OK);
+    CHECK_EQ(take(&a, &b, &info, &import, &base), TA_OK);
+    CHECK_EQ(ta_set_limit(a.allocator, 0, TA_LIMIT_API, 8 * MiB), TA_OK);
+    CHECK_EQ(ta_step(a.allocator, 0, &step), TA_OK);
+    CHECK_EQ(step.sent_out, 16 * MiB); /* the other block */
+    held there = mine;
+    there.at = (unsigned char *)base + (info.base - info.first_page);
+    there.serial = 77;
+    world_write(&there);
+    mine.serial = 77;
+    CHECK(world_kept(&mine));
+    ta_import_close(import);
+    CHECK_EQ(ta_free(a.allocator, mine.at), TA_OK);
+    CHECK_EQ(ta_free(a.allocator, other.at), TA_OK);
+    world_close(&b);
+    world_close(&a);
+}
+
 /* A driver that fails at its k-th call of a kind: one refusal, and nothing is left. */
 TEST(failures_roll_back)
 {

@@ -459,4 +459,53 @@ TEST(random_with_failures)
     world_close(&w);
 }
 
+/* Another thread looks at all blocks while one is given back: never at what is unmapped. */
+static struct {
+    ta_driver driver;
+    const ta_driver *real;
+    ta_allocator *allocator;
+    uint64_t failed;
+} watched;
+
+static ta_status unmap_and_look(void *self, uint64_t addr, uint64_t size)
+{
+    const ta_status status = watched.real->unmap(self, addr, size);
+    if (watched.allocator) watched.failed += ta_guard_look(watched.allocator) != TA_OK;
+    return status;
+}
+
+static ta_status read_and_count(void *self, int device, void *to, uint64_t from,
+                                uint64_t bytes)
+{
+    const ta_status status = watched.real->read(self, device, to, from, bytes);
+    watched.failed += status != TA_OK;
+    return status;
+}
+
+TEST(what_is_being_unmapped_is_not_looked_at)
+{
+    const ta_sim_config config = {.devices = 1, .memory = GiB, .seed = 5};
+    const ta_config policy = {.guard = true};
+    uint64_t violations = 0;
+    world w = {.devices = 1};
+    held a, b;
+    CHECK_EQ(ta_sim_create(&config, &w.sim), TA_OK);
+    watched.real = ta_sim_driver(w.sim);
+    watched.driver = *watched.real;
+    watched.driver.unmap = unmap_and_look;
+    watched.driver.read = read_and_count;
+    CHECK_EQ(ta_allocator_create(&watched.driver, &policy, &w.allocator), TA_OK);
+    CHECK_EQ(ta_add_observer(w.allocator, ta_oracle_observe, w.sim), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 1000, 0, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &b, 3 * MiB, 0, NULL), TA_OK);
+    watched.allocator = w.allocator;
+    CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
+    CHECK_EQ(ta_free(w.allocator, b.at), TA_OK);
+    watched.allocator = NULL;
+    CHECK_EQ(watched.failed, 0);
+    ta_sim_first_violation(w.sim, &violations);
+    CHECK_EQ(violations, 0);
+    world_close(&w);
+}
+
 TEST_MAIN()

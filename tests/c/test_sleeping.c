@@ -351,4 +351,64 @@ TEST(marks_and_frees_beside_one_that_sleeps)
     leave_bedroom(&r);
 }
 
+/* A device that is first used while a region goes to sleep can capture afterwards. */
+static struct {
+    ta_driver driver;
+    const ta_driver *real;
+    world *w;
+    held first;
+    ta_status status;
+} other;
+
+static ta_status wait_and_use_another(void *self, int device)
+{
+    world *w = other.w;
+    other.w = NULL;
+    if (w) other.status = world_alloc(w, &other.first, MiB, 1, NULL);
+    return other.real->device_wait(self, device);
+}
+
+static bool none(void *context, ta_stream stream)
+{
+    (void)context, (void)stream;
+    return false;
+}
+
+TEST(a_device_first_used_meanwhile)
+{
+    const ta_sim_config config = {.devices = 2, .memory = GiB, .seed = 5};
+    const ta_spill_config spill = {.host_bytes = 256 * MiB};
+    const ta_pool_id pool = {1, 2};
+    world w = {.devices = 2};
+    held in;
+    ta_region_id id;
+    void *context;
+    CHECK_EQ(ta_sim_create(&config, &w.sim), TA_OK);
+    other.real = ta_sim_driver(w.sim);
+    other.driver = *other.real;
+    other.driver.device_wait = wait_and_use_another;
+    CHECK_EQ(ta_allocator_create(&other.driver, NULL, &w.allocator), TA_OK);
+    CHECK_EQ(ta_add_observer(w.allocator, ta_oracle_observe, w.sim), TA_OK);
+    ta_oracle_allow_moves(w.sim, true);
+    CHECK_EQ(ta_set_spill(w.allocator, &spill), TA_OK);
+    CHECK_EQ(ta_region_open(w.allocator, "weights", NULL, &id), TA_OK);
+    CHECK_EQ(ta_region_enter(w.allocator, id, NULL), TA_OK);
+    bring(&w, &in, 3 * MiB);
+    CHECK_EQ(ta_region_enter(w.allocator, 0, NULL), TA_OK);
+    other.w = &w;
+    CHECK_EQ(ta_region_sleep(w.allocator, id, true, NULL), TA_OK);
+    CHECK(!other.w);
+    CHECK_EQ(other.status, TA_OK);
+    alarm(10); /* a wait for ever ends the program */
+    CHECK_EQ(ta_pool_begin(w.allocator, 1, pool, none, NULL), TA_OK);
+    alarm(0);
+    CHECK_EQ(ta_pool_end(w.allocator, 1, pool, &context), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 1, pool), TA_OK);
+    CHECK_EQ(ta_region_wake(w.allocator, id, NULL), TA_OK);
+    kept(&in, 1);
+    drop(&w, &in);
+    drop(&w, &other.first);
+    world_close(&w);
+}
+
 TEST_MAIN()

@@ -1,5 +1,9 @@
 /* test_step.c - a step's mark: what comes back when there is room wherever that room lies, in
  * which order, at which rate, and what leaves. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
 #include "spill_world.h"
 
 /* Fills the device, and puts `spilled` more blocks of 8 MiB on the host. */
@@ -436,6 +440,74 @@ TEST(regions_sleep_and_wake_at_the_links_rate)
     CHECK_RATE(wake, 970);
     CHECK_RATE(rate_region(8, true, &wake), 600); /* each page is opened to the device */
     CHECK_RATE(wake, 970);
+}
+
+/* A region is sent to sleep by another thread while a step moves its pages: afterwards. */
+static struct {
+    ta_driver driver;
+    const ta_driver *real;
+    ta_allocator *allocator;
+    ta_region_id region;
+    pthread_t thread;
+    atomic_bool armed, slept, overlapped;
+    ta_status status;
+} second;
+
+static void *send_to_sleep(void *unused)
+{
+    ta_sleep_info info;
+    second.status = ta_region_sleep(second.allocator, second.region, true, &info);
+    atomic_store(&second.slept, true);
+    return unused;
+}
+
+static ta_status wait_and_see(void *self, ta_event event, double most_us)
+{
+    if (atomic_exchange(&second.armed, false)) {
+        const struct timespec a_while = {0, 30000000};
+        if (pthread_create(&second.thread, NULL, send_to_sleep, NULL)) return TA_DRIVER;
+        nanosleep(&a_while, NULL);
+        atomic_store(&second.overlapped, atomic_load(&second.slept));
+    }
+    return second.real->event_wait(self, event, most_us);
+}
+
+TEST(a_region_falls_asleep_after_the_step)
+{
+    const ta_sim_config config = {.devices = 1, .memory = GiB, .seed = 5};
+    const ta_spill_config spill = {.host_bytes = 256 * MiB, .net = true};
+    world w = {.devices = 1};
+    held in;
+    ta_step_info info;
+    CHECK_EQ(ta_sim_create(&config, &w.sim), TA_OK);
+    second.real = ta_sim_driver(w.sim);
+    second.driver = *second.real;
+    second.driver.event_wait = wait_and_see;
+    CHECK_EQ(ta_allocator_create(&second.driver, NULL, &w.allocator), TA_OK);
+    second.allocator = w.allocator;
+    CHECK_EQ(ta_add_observer(w.allocator, ta_oracle_observe, w.sim), TA_OK);
+    ta_oracle_allow_moves(w.sim, true);
+    CHECK_EQ(ta_set_spill(w.allocator, &spill), TA_OK);
+    CHECK_EQ(ta_region_open(w.allocator, "second", NULL, &second.region), TA_OK);
+    CHECK_EQ(ta_region_enter(w.allocator, second.region, NULL), TA_OK);
+    bring(&w, &in, 64 * MiB);
+    CHECK_EQ(ta_region_enter(w.allocator, 0, NULL), TA_OK);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, 32 * MiB), TA_OK);
+    atomic_store(&second.armed, true);
+    CHECK_EQ(ta_step(w.allocator, 0, &info), TA_OK);
+    CHECK_EQ(info.sent_out, 32 * MiB);
+    CHECK(!atomic_load(&second.armed));
+    CHECK_EQ(pthread_join(second.thread, NULL), 0);
+    CHECK_EQ(second.status, TA_OK);
+    CHECK(!atomic_load(&second.overlapped));
+    good(&w);
+    CHECK_EQ(ta_set_limit(w.allocator, 0, TA_LIMIT_API, TA_NO_LIMIT), TA_OK);
+    CHECK_EQ(ta_region_wake(w.allocator, second.region, NULL), TA_OK);
+    CHECK_EQ(ta_step(w.allocator, 0, &info), TA_OK);
+    kept(&in, 1);
+    drop(&w, &in);
+    good(&w);
+    world_close(&w);
 }
 
 TEST_MAIN()

@@ -537,6 +537,19 @@ def environment() -> None:
         torcharena.enable()
 
 
+def no_budget() -> None:
+    """TORCHARENA_SPILL=0: no host memory, for pools too."""
+    pool = start("no budget")
+    with pool:
+        held = torch.zeros(MIB, device="cuda")
+    with raises(RuntimeError, "budget of host memory"):
+        pool.sleep()
+    assert pool.stats()["host_bytes"] == 0 and not pool.asleep
+    held.zero_()
+    assert pool.sleep(keep=False) > 0
+    pool.wake_up()
+
+
 def end(how: str) -> None:
     """The process ends with everything in use: exit code 0, and nothing said."""
     pool = start("end")

@@ -10,6 +10,7 @@ import gc
 import importlib
 import sys
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -88,6 +89,24 @@ def memory_saver() -> None:
         saver.region(cpu_backup_backend="mmap"),
     ):
         pass
+    with (
+        raises(ValueError, "'pinned' or 'mmap'"),
+        saver.region(enable_cpu_backup=True, cpu_backup_backend="disk"),
+    ):
+        pass
+    for backend, kept in (("mmap", False), ("disk", True)):
+        captured = saver.cuda_graph(
+            torch.cuda.CUDAGraph(),
+            enable_cpu_backup=kept,
+            cpu_backup_backend=backend,
+        )
+        with raises(ValueError, "cpu_backup_backend"), captured:
+            pass
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        saver.memory_margin_bytes = 1 << 30
+    assert ["memory_margin_bytes" in str(one.message) for one in said] == [True], said
+    assert saver.memory_margin_bytes == 0
     with saver.region(enable_cpu_backup=True, cpu_backup_backend="mmap"):
         pass
     saver.pause()

@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torcharena import loading, sizes
 from torcharena.spill import offload_optimizers, offload_saved, spilling
+from torcharena.spill.host_tensors import PinnedTensors
 
 WIDTH, BATCH = (1024, 4096) if REAL else (64, 1024)
 STEPS = 200 if REAL else 2
@@ -836,6 +837,17 @@ def pinned() -> None:
     same(plain, offloaded)
     assert stats("host_bytes") == 0
     assert_sound()
+    # What the device still works on is nobody else's.
+    there = PinnedTensors().like(torch.zeros(MIB, device="cuda"))
+    address, size = there.data_ptr(), there.nbytes
+    _touch(torch.zeros(MIB, device="cuda"), True, 1e6)
+    del there
+    other = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    assert other.data_ptr() != address
+    torch.cuda.synchronize()
+    del other
+    later = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    assert address in [one.data_ptr() for one in later], "it comes back"
 
 
 if __name__ == "__main__":

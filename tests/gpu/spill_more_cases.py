@@ -4,6 +4,7 @@ python spill_more_cases.py NAME [ARGUMENT...]"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import sys
@@ -165,6 +166,66 @@ def shares() -> None:
     assert_sound()
 
 
+def moves_between_streams() -> None:
+    """State that another stream allocated: its memory is used anew after the copy alone."""
+    start(values=False)
+    offload_optimizers.LEAST = 1
+    side, busy = torch.cuda.Stream(), torch.zeros(MIB, device="cuda")
+    for move in (torcharena.offload_optimizer, torcharena.onload_optimizer):
+        with torch.cuda.stream(side):
+            parameter = nn.Parameter(torch.zeros(4 * MIB, device="cuda"))
+            optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.9)
+            parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            if move is torcharena.onload_optimizer:
+                torcharena.offload_optimizer(optimizer)
+        torch.cuda.current_stream().wait_stream(side)
+        if not REAL:
+            spill_cases._touch(busy, True, 5e5)
+        move(optimizer)
+        with torch.cuda.stream(side):
+            if move is torcharena.offload_optimizer:
+                again = torch.empty_like(parameter)
+            else:
+                host = offload_optimizers._offloaded.get(optimizer)
+                assert host is None
+                again = offload_optimizers.host_tensors(
+                    "offload_optimizer", offload_optimizers._REGION
+                ).like(parameter)
+            if not REAL:
+                spill_cases._touch(again, True, 50.0)
+        torch.cuda.synchronize()
+        assert_sound()
+        del again, optimizer, parameter
+
+
+def another_state() -> None:
+    """A program that begins anew with a ``state`` of its own; and one that wraps
+    load_state_dict has it back."""
+    start(values=False)
+    offload_optimizers.LEAST = 1
+    parameter = nn.Parameter(torch.zeros(1024, device="cuda"))
+    optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.9)
+    original = optimizer.load_state_dict
+
+    def theirs(state: Any) -> Any:
+        return original(state)
+
+    optimizer.load_state_dict = theirs  # type: ignore[method-assign]
+    torcharena.offload_optimizer(optimizer)
+    for _ in range(2):
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        assert offload_optimizers.host_bytes(optimizer) == parameter.nbytes
+        optimizer.state = collections.defaultdict(dict)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert offload_optimizers.host_bytes(optimizer) == parameter.nbytes
+    torcharena.onload_optimizer(optimizer)
+    assert optimizer.load_state_dict is theirs
+    assert_sound()
+
+
 # --- what chooses itself -------------------------------------------------------------------
 def _model(width: int = 1024, layers: int = 12) -> nn.Sequential:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]).cuda()
@@ -219,6 +280,55 @@ def auto_follows() -> None:
             assert "nothing has to leave" in text, text
             assert offload_optimizers.host_bytes(optimizer) == 0
     assert not any(key[0][0].startswith("auto_offload") for key in offload_saved._movers)
+    assert_sound()
+
+
+class _Itself(nn.Module):
+    """Calls itself without gradients first, and can be interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.interrupted = False
+        self.looked: list[bool] = []
+
+    def forward(self, x: torch.Tensor, again: bool = True) -> torch.Tensor:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        if again:
+            with torch.no_grad():
+                x = x + self(x, False)
+            self.looked.append(_hooked())
+        return self.layer(x)
+
+
+def _hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def auto_interrupted() -> None:
+    """What KeyboardInterrupt leaves open is closed; a call of itself without gradients ends
+    nothing."""
+    start(values=False)
+    model = _Itself().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.ones(8, 64, device="cuda")
+    with torcharena.auto_offload(model, optimizer) as chosen:
+        for stop in (False, True, False, True, False):
+            model.interrupted = stop
+            try:
+                y = model(x)
+            except KeyboardInterrupt:
+                continue
+            assert not chosen._open and not _hooked()
+            y.sum().backward()
+            optimizer.step()
+        model.interrupted = True
+        with contextlib.suppress(KeyboardInterrupt):
+            model(x)
+        optimizer.step()
+        assert not chosen._open and not _hooked()
+    assert model.looked == [True] * 3, model.looked
     assert_sound()
 
 

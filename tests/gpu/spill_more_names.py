@@ -2,8 +2,11 @@
 
 MORE = [
     "every_optimizer",
+    "moves_between_streams",
+    "another_state",
     "shares",
     "auto_refuses",
+    "auto_interrupted",
     "auto_follows",
     "auto_trains",
     "asked_for",

@@ -172,8 +172,10 @@ class FakeCore(ModuleType):
         fallback: bool = False,
         page_bytes: int = 0,
         slack: float = 0.0,
+        guard: bool = False,
     ) -> None:
-        self.calls.append(("create", fallback, page_bytes, *([slack] if slack else [])))
+        more = [slack] if slack else []
+        self.calls.append(("create", fallback, page_bytes, *more, *([guard] * guard)))
         self.is_created = True
 
     def set_spill(self, size: int | None, net: bool = True) -> None:

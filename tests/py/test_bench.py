@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from benchmarks import (  # noqa: E402
     rehearsals,
     report,
     runs,
+    spill_child,
+    spill_report,
     startup,
     steps,
 )
@@ -258,6 +261,37 @@ def bench(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=240,
         check=False,
     )
+
+
+def test_what_is_sent_is_of_the_step_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torcharena
+    from torcharena.spill import offload_saved
+
+    def mover(sent: int) -> Any:
+        current = types.SimpleNamespace(sent=sent)
+        # The pass before sent another number.
+        return types.SimpleNamespace(
+            current={0: current}, last={0: (9, 1)}, passes={0: 2}
+        )
+
+    movers = {"one": mover(5), "other": mover(7)}
+    monkeypatch.setattr(offload_saved, "_movers", movers)
+    monkeypatch.setattr(torcharena, "memory_stats", lambda: {"spill_allocated_bytes": 3})
+    assert spill_child.counts("saved") == {"sent": 12, "by_net": 3, "calls": 0}
+
+
+def test_no_bound_without_rates() -> None:
+    step = {"seconds": 2.0, "sent": GIB, "by_net": 0}
+    row = {"steps": [step] * 2, "losses": [], "reserved": 0, "state_on_host": GIB}
+    row |= {"group": "spill", "case": "m @ cap", "contender": "auto"}
+    plain = {"steps": [{"seconds": 1.0}] * 2, "losses": []}
+    store = Store()
+    store.put(row)
+    ((*_, over, bound, _equal),) = spill_report.trained(store, plain, ["m @ cap"], None)
+    assert (over, bound) == ("2.00", "no rates")
+    rated = {**plain, "rates": {"both": GIB / 1e9}}
+    ((*_, bound, _equal),) = spill_report.trained(store, rated, ["m @ cap"], None)
+    assert bound == "0.67 (0.67)"
 
 
 @needs_torch

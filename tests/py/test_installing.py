@@ -401,7 +401,7 @@ class Probe:
 def test_the_driver_is_asked_where_children_are_reaped_by_the_kernel() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        found = installing._probed(Probe(0))
+        found = installing.probed(Probe(0))
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert found == {"reason": "", "asked_in_the_process": False}
@@ -411,7 +411,7 @@ def test_a_driver_that_hangs_in_a_child_is_asked_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(installing, "_PROBE_SECONDS", 0.1)
-    assert installing._probed(Probe(60))["asked_in_the_process"]
+    assert installing.probed(Probe(60))["asked_in_the_process"]
 
 
 def test_a_forked_child_is_told(fake: FakeCore, torch_: FakeTorch) -> None:

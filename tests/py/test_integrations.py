@@ -53,6 +53,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from torcharena.reports import reporting
 from torcharena.integrations.huggingface import ArenaCallback
 from torcharena.loading import log
+from torcharena.reports.tracking import trackings
 
 lines = []
 class Kept(logging.Handler):
@@ -73,11 +74,15 @@ with tempfile.TemporaryDirectory() as folder:
         train_dataset=[row] * 8, callbacks=[ArenaCallback(report=path)])
     trainer.train()
     data = reporting.load(path).data
+mine = ArenaCallback()
+for _ in range(2):  # an error ended the first
+    mine.on_train_begin(None, None, None, model=trainer.model)
 logged = [entry for entry in trainer.state.log_history if "gpu_peak_GiB" in entry]
 print({"logged": len(logged), "phases": {r["path"]: r["entries"] for r in data["phases"]},
        "steps": data["steps"], "lines": [line for line in lines if "epoch" in line],
        "parameter": data["now"]["categories"]["parameter"],
-       "sum": sum(p.nbytes for p in trainer.model.parameters())})
+       "sum": sum(p.nbytes for p in trainer.model.parameters()),
+       "trackings": len(trackings())})
 """,
             values=False,
         )
@@ -88,6 +93,7 @@ print({"logged": len(logged), "phases": {r["path"]: r["entries"] for r in data["
     assert found["logged"] >= 2
     assert found["parameter"] == found["sum"]
     assert len(found["lines"]) == 1
+    assert found["trackings"] == 1
 
 
 @with_torch

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torcharena.spill import step_clock
 from torcharena.spill.offload_choice import Choice, Rates, Situation, choose, seconds
 
 GIB = 1 << 30
@@ -67,3 +69,15 @@ def test_nothing_is_cheaper(
     least = min(max(need - int(saved * 0.9), 0), min(state, need))
     other = least + int((min(state, need) - least) * part)
     assert found.seconds <= seconds(now, other, RATES) + 1e-9
+
+
+def test_steps_of_several_optimizers_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, now = step_clock.StepClock(), [0.0]
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: now[0])
+    for begin in range(0, 80, 10):
+        now[0] = begin
+        clock.step_ends(True, 0)
+        now[0] = begin + 1.0
+        clock.step_goes_on(0)
+    assert clock.seconds == 10.0
+    assert clock.free_seconds is None

@@ -156,6 +156,35 @@ def test_a_failure_is_told(
     assert capsys.readouterr().out.startswith("FAILED   a check: it is broken")
 
 
+def test_checks_are_made_where_asserts_are_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torcharena import selftest
+
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    broken = selftest._Check("a check", "assert False, 'it is broken'")
+    monkeypatch.setattr(selftest, "_CHECKS", (broken,))
+    assert not torcharena.test(verbose=False)
+    assert "it is broken" in capsys.readouterr().out
+
+
+def test_the_driver_is_not_started_in_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torcharena import loading, selftest
+
+    asked: list[int] = []  # a child's are its own
+
+    class Driver:
+        def probe(self, index: int) -> dict[str, str]:
+            asked.append(index)
+            return {"reason": ""}
+
+    monkeypatch.setattr(loading, "core", Driver)
+    selftest._unable("gpu")
+    assert not asked
+
+
 def test_a_sdist_has_what_builds_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -65,6 +65,7 @@ def test_cases_alike() -> None:
         ("no_host_pages", {"TORCHARENA_SIM_HOST": "0"}),
         ("two_devices", {"TORCHARENA_SIM_DEVICES": "2"}),
         ("enabled", {}),
+        ("no_budget", {"TORCHARENA_SPILL": "0"}),
         ("environment", {"TORCHARENA_LIMIT": "64MiB", "TORCHARENA_SPILL": "16MiB"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

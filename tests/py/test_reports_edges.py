@@ -9,7 +9,7 @@ import pytest
 import simulated
 from test_reporting import DATA, run
 from torcharena import phase
-from torcharena.reports import modules, notebook, reporting
+from torcharena.reports import modules, notebook, reporting, tracking
 from torcharena.reports.page import page
 from torcharena.reports.reporting_text import comparison, table
 
@@ -171,3 +171,40 @@ print({"far": phases["far"], "main": phases["main"],
     assert found["far"]["live"] == 1 << 20
     assert found["main"]["live"] == 2 << 20
     assert ["forked child" in text for text in found["child"]] == [True, True]
+
+
+def test_what_zero_grad_was_is_put_back() -> None:
+    class Optimizer:
+        def zero_grad(self) -> None:
+            pass
+
+    for own in ({}, {"zero_grad": lambda: None}):
+        for order in ((0, 1), (1, 0)):
+            optimizer = Optimizer()
+            vars(optimizer).update(own)
+            undo = [tracking._wrap_zero_grad(optimizer) for _ in range(2)]
+            for which in order:
+                undo[which]()
+            assert vars(optimizer) == own
+
+
+@with_torch
+def test_steps_that_two_track_are_counted_once() -> None:
+    code = """
+import torcharena
+torcharena.enable()
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+first = torcharena.track(model, optimizer)
+second = torcharena.track(model, optimizer)
+found = []
+for ended in (first, second):
+    for _ in range(3):
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found.append(torcharena.report().data["steps"])
+    ended.stop()
+print({"steps": found})
+"""
+    assert simulated.said(simulated.run(code))["steps"] == [3, 6]

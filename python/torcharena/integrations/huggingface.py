@@ -31,6 +31,9 @@ class ArenaCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         model = named.get("model")
+        if self._tracking is not None:  # of a training that an error ended
+            self._tracking.stop()
+            self._tracking = None
         if enabled() and model is not None:
             self._tracking = tracking.track(model, named.get("optimizer"))
 

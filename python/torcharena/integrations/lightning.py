@@ -36,6 +36,7 @@ class ArenaCallback(Callback):
         self._span: bytes | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._end()  # of a fit that an error ended
         if enabled():
             self._tracking = tracking.track(pl_module, trainer.optimizers)
 
@@ -91,5 +92,9 @@ class ArenaCallback(Callback):
             return
         if self.path is not None and trainer.is_global_zero:
             report().save(self.path)
-        self._tracking.stop()
-        self._tracking = None
+        self._end()
+
+    def _end(self) -> None:
+        if self._tracking is not None:
+            self._tracking.stop()
+            self._tracking = None

@@ -57,18 +57,11 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """What is allocated inside, by this thread, pauses and resumes; ``enable_cpu_backup``
         keeps its contents, in pinned memory. RuntimeError for a disk as their place."""
-        if cpu_backup_backend is not None and not enable_cpu_backup:
-            raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
+        _judge_backend(cpu_backup_backend, enable_cpu_backup)
         if enable_disk_backup:
             raise RuntimeError(
                 "torcharena keeps what sleeps in pinned host memory: leave out "
                 "enable_disk_backup"
-            )
-        if cpu_backup_backend == "mmap":
-            warn(
-                "torcharena keeps what sleeps in pinned host memory: cpu_backup_backend="
-                "'mmap' changes nothing",
-                stacklevel=0,
             )
         with self._pool(tag, enable_cpu_backup):
             yield
@@ -90,6 +83,7 @@ class TorchMemorySaver:
 
         from ..state import enabled
 
+        _judge_backend(cpu_backup_backend, enable_cpu_backup)
         taken = pool if enabled() else self._pool(tag, enable_cpu_backup).id
         with torch.cuda.graph(
             cuda_graph, pool=taken, stream=stream, capture_error_mode=capture_error_mode
@@ -148,12 +142,42 @@ class TorchMemorySaver:
     def retain_cpu_backup(self, value: bool) -> None:
         self._retain = bool(value)
 
+    @property
+    def memory_margin_bytes(self) -> int:
+        """0: no allocation is refused for the sake of what others may need. A cap, by a pool's
+        ``limit`` or TORCHARENA_LIMIT, does that; setting another margin says so."""
+        return 0
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        if value:
+            warn(
+                f"torcharena keeps no margin of device memory: memory_margin_bytes={value!r} "
+                "changes nothing; TORCHARENA_LIMIT caps what all regions take",
+                stacklevel=0,
+            )
+
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> Any:
         """The contents of a tensor of a region with backup while it is paused, on the CPU, read
         over the link; always a copy. None where it is not paused or keeps nothing."""
         number, sleeps = core().region_of(x.data_ptr())
         held = [one._number for (_, kept), one in self._pools.items() if kept]
         return x.cpu() if sleeps and number in held else None
+
+
+def _judge_backend(asked: str | None, kept: bool) -> None:
+    if asked is None:
+        return
+    if not kept:
+        raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
+    if asked not in ("pinned", "mmap"):
+        raise ValueError(f"cpu_backup_backend={asked!r}: 'pinned' or 'mmap'")
+    if asked == "mmap":
+        warn(
+            "torcharena keeps what sleeps in pinned host memory: cpu_backup_backend="
+            "'mmap' changes nothing",
+            stacklevel=0,
+        )
 
 
 torch_memory_saver = TorchMemorySaver()

@@ -319,8 +319,8 @@ def _begin(spill: sizes.Size | None) -> None:
                 for device in range(torch.cuda.device_count()):
                     total = torch.cuda.get_device_properties(device).total_memory
                     library.set_limit(device, "environment", cap.resolve(total))
-            if given.get("spill") is not None:
-                _allow(library, sizes.Size(bytes=given["spill"]))
+            if "spill" in given:  # 0 and none: none may be
+                _allow(library, sizes.Size(bytes=given["spill"] or 0))
             else:
                 library.set_spill(_ANYTHING, False)
         if spill is not None and spill != _host_budget:
@@ -334,7 +334,7 @@ def _begin(spill: sizes.Size | None) -> None:
 
 def _allow(library: Any, spill: sizes.Size) -> None:
     global _host_budget
-    if not library.probe(0)["host_pages"]:
+    if spill.bytes and not library.probe(0)["host_pages"]:
         raise RuntimeError(
             f"torcharena.pool(spill={spill}): this driver makes no pages of host memory (CUDA "
             "12.2 and later do, where the system lets them); leave spill out: "

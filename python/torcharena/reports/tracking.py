@@ -177,10 +177,17 @@ class Tracking:
             self._states[index] = held
             _tell(_state_tensors(optimizer), "optimizer state")
         if index == 0:
-            something = core().usage_step()
             self.graphs.step_ends()
-            if something or spilling.on():
+            if self._counts(optimizer) and (core().usage_step() or spilling.on()):
                 spilling.mark()
+
+    def _counts(self, optimizer: Any) -> bool:
+        """Whether a step of the optimizer is this one's to count: of several that track it, the
+        first one's."""
+        if len(_all) < 2:
+            return True
+        theirs = (o for o in _all if o._optimizers and o._optimizers[0]() is optimizer)
+        return next(theirs, self) is self
 
     def stop(self) -> None:
         """Removes every hook. Does nothing the second time."""
@@ -385,6 +392,10 @@ def _inner(optimizer: Any) -> Any:
     return found
 
 
+# Of a wrapper of zero_grad: what of the same name the optimizer had; whether it has ended.
+_OVER, _UNDONE = "_torcharena_over", "_torcharena_undone"
+
+
 # --- backward and zero_grad -------------------------------------------------------------
 def _backward_begins() -> bytes | None:
     if _places:
@@ -447,6 +458,7 @@ def _unwrap_backward() -> None:
 
 def _wrap_zero_grad(optimizer: Any) -> Callable[[], None]:
     """An attribute of this one optimizer, over the method of its class."""
+    before = optimizer.__dict__.get("zero_grad")
     original = optimizer.zero_grad
 
     @functools.wraps(original)
@@ -459,11 +471,19 @@ def _wrap_zero_grad(optimizer: Any) -> Callable[[], None]:
 
     optimizer.zero_grad = zero_grad
     reference = weakref.ref(optimizer)
+    over = {_OVER: before, _UNDONE: False}  # of another tracking, or the program's own
+    vars(zero_grad).update(over)
 
     def undo() -> None:
+        vars(zero_grad)[_UNDONE] = True
         held = reference()
-        if held is not None and held.__dict__.get("zero_grad") is zero_grad:
-            del held.zero_grad
+        attributes = {} if held is None else held.__dict__
+        while getattr(attributes.get("zero_grad"), _UNDONE, False):
+            inner = getattr(attributes["zero_grad"], _OVER)
+            if inner is None:
+                del attributes["zero_grad"]
+            else:
+                attributes["zero_grad"] = inner
 
     return undo
 

@@ -10,11 +10,12 @@ here the optimizer's share is decided, at the end of a step."""
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..loading import core, log, warn
@@ -83,18 +84,21 @@ class AutoOffload:
     what it does cost; `stop`, or leaving it as a context manager, ends it."""
 
     def __init__(self, model: torch.nn.Module, optimizers: list[Any]) -> None:
+        self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(one) for one in optimizers]
         self._parameters = [weakref.ref(p) for p in model.parameters()]
         self._saved = offload_saved.offload_activations()
         self._number = f"auto_offload {next(_numbers)}"
         offload_saved.of_its_own(self._saved, self._number)
-        self._open: list[offload_saved.offload_activations] = []
+        # Of each call of the model under way; None where it saves nothing.
+        self._open: list[offload_saved.offload_activations | None] = []
         self._removals: list[Callable[[], None]] = []
         self._host: HostTensors | None = None
         self._there: dict[int, _Device] = {}
         self._clock = StepClock()
         self.steps = 0
         self._forwards = 0
+        self._stepped = False  # an optimizer did, and no forward pass began since
         self.state_bytes = 0  # of optimizer state on the host; 0: it is on the device
         if enabled():
             self._host = host_tensors(
@@ -122,12 +126,19 @@ class AutoOffload:
     def _forward_begins(self, module: Any, inputs: Any) -> None:
         import torch
 
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
             return
-        if torch.cuda.is_current_stream_capturing():
+        if self._open and self._calls() < 2:
+            self._close()  # what an interrupt left open
+        if not torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing():
+            self._open.append(None)
             return
         self._forwards += 1
-        if not self._open:  # a model that calls itself is in one pass
+        if not any(self._open):  # a model that calls itself is in one pass
+            if self._stepped:
+                self._stepped = False
+                for device in self._there.values():
+                    device.passes = 0
             self._note_passes()
             self._clock.forward_begins()
         self._open.append(self._saved.__enter__())
@@ -138,16 +149,42 @@ class AutoOffload:
                 mover.stay = self._addresses()
 
     def _forward_ends(self, module: Any, inputs: Any, output: Any) -> None:
-        if self._open:
-            self._open.pop().__exit__(None, None, None)
-            if not self._open:
+        import torch
+
+        if torch.compiler.is_compiling() or not self._open:
+            return
+        ended = self._open.pop()
+        if ended is not None:
+            ended.__exit__(None, None, None)
+            if not any(self._open):
                 self._clock.forward_ends()
+
+    def _calls(self) -> int:
+        """How many calls of the model this thread is in: torch calls no hook at the end of one
+        that KeyboardInterrupt ends."""
+        model, found = self._model(), 0
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_name == "_call_impl":
+                found += frame.f_locals.get("self") is model
+            frame = frame.f_back
+        return found
+
+    def _close(self) -> None:
+        while self._open:
+            ended = self._open.pop()
+            if ended is not None:
+                ended.__exit__(None, None, None)
 
     def _step_begins(self, optimizer: Any, *_: Any) -> None:
         import torch
 
-        if torch.cuda.is_current_stream_capturing() or self._open:
+        if torch.cuda.is_current_stream_capturing():
             return
+        if self._open:
+            if self._calls():
+                return
+            self._close()
         self._note_passes()
         self._clock.step_begins()
         if not optimizer.state and not offload_optimizers.is_whole(optimizer):
@@ -167,11 +204,12 @@ class AutoOffload:
                 "loop calls, and compile before",
                 stacklevel=0,
             )
-        away = self._is_away()
-        self._clock.step_ends(away, self.state_bytes)
+        if self._stepped:
+            self._clock.step_goes_on(self.state_bytes)
+        else:
+            self._clock.step_ends(self._is_away(), self.state_bytes)
+        self._stepped = True
         self._choose()
-        for device in self._there.values():
-            device.passes = 0
 
     # --- what the passes tell -----------------------------------------------------------------
     def _addresses(self) -> set[int]:
@@ -376,9 +414,7 @@ class AutoOffload:
         if clock.seconds is not None:
             text = f"  a step takes {clock.seconds * 1e3:.1f} ms"
             if clock.free_seconds is not None:
-                text += (
-                    f"; it took {clock.free_seconds * 1e3:.1f} ms with all on the device"
-                )
+                text += f"; steps with all on the device took {clock.free_seconds * 1e3:.1f} ms"
             lines.append(text)
         return "\n".join(lines)
 
@@ -409,8 +445,7 @@ class AutoOffload:
         for remove in self._removals:
             remove()
         self._removals.clear()
-        while self._open:
-            self._open.pop().__exit__(None, None, None)
+        self._close()
         offload_saved.forget(self._saved)
 
     def __enter__(self: Self) -> Self:

@@ -102,6 +102,8 @@ class PinnedTensors(HostTensors):
 
         size = tensor.untyped_storage().nbytes()
         held = _Bytes(_pinned(size), size)
+        # By a copy torch's cache of pinned memory knows the stream: its next user waits for it.
+        held.memory[:1].to(tensor.device, non_blocking=True)
         self._there[held.address] = held
         flat: Any = torch.as_tensor(held, device=tensor.device)
         found = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -312,7 +312,17 @@ class _Offloaded:
             for one in _tensors(value):
                 self.take(one)
 
+    def _adopt_another(self, optimizer: Any) -> None:
+        """The program, or load_state_dict, put another ``state`` in the place of ours."""
+        self._loading = True  # of its tensors some may be on the host
+        try:
+            self._adopt(optimizer)
+        finally:
+            self._loading = False
+
     def _step_ends(self, optimizer: Any, *_: Any) -> None:
+        if not isinstance(optimizer.state, _States):
+            self._adopt_another(optimizer)
         if self._containers:
             held, self._containers = self._containers, []
             there = [
@@ -335,14 +345,11 @@ class _Offloaded:
             return original(optimizer, *args, **named)
         finally:
             if not isinstance(optimizer.state, _States):
-                self._loading = True
-                try:
-                    self._adopt(optimizer)
-                finally:
-                    self._loading = False
+                self._adopt_another(optimizer)
 
 
 def _wrap_load(optimizer: Any, offloaded: _Offloaded) -> Callable[[], None]:
+    before = optimizer.__dict__.get("load_state_dict")
     # Bound to nothing: what is offloaded must not keep its optimizer alive.
     original = getattr(optimizer.load_state_dict, "__func__", None)
     if original is None:  # wrapped already, by somebody else
@@ -361,7 +368,10 @@ def _wrap_load(optimizer: Any, offloaded: _Offloaded) -> Callable[[], None]:
     def undo() -> None:
         held = reference()
         if held is not None and held.__dict__.get("load_state_dict") is load_state_dict:
-            del held.load_state_dict
+            if before is None:
+                del held.load_state_dict
+            else:
+                held.load_state_dict = before
 
     return undo
 
@@ -397,6 +407,8 @@ def _move(tensor: torch.Tensor, to: torch.Tensor) -> None:
 
     with torch.no_grad():
         to.copy_(tensor, non_blocking=True)
+        # What it leaves may be of another stream, which does not wait for the copy.
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
         tensor.data = to
 
 

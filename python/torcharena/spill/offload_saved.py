@@ -161,7 +161,7 @@ def figures(device: int) -> dict[str, int]:
             if last is not None:
                 found["saved"] += last[0]
                 found["sent"] += last[1]
-                found["passes"] += mover.passes
+                found["passes"] += mover.passes[device]
     return found
 
 
@@ -177,7 +177,7 @@ class _Mover:
         self.links: dict[int, _Links] = {}
         self.host_bytes: dict[int, int] = {}  # of copies on the host, by device
         self.last: dict[int, tuple[int, int]] = {}
-        self.passes = 0
+        self.passes: dict[int, int] = {}  # begun, by device
         self.full = False  # of host memory there is no more
         self.missed: dict[int, int] = {}  # bytes that the net had to take, though planned
         self.waits: list[Waited] | None = (
@@ -237,7 +237,7 @@ class _Mover:
                 self.links[index] = _Links(device)
                 self.learners[index] = Learner(self.least)
             self.full = False
-            self.passes += 1
+            self.passes[index] = self.passes.get(index, 0) + 1
             now = self.current[index] = _Pass(self, device)
         return now
 

@@ -51,6 +51,8 @@ class StepClock:
         self._count = 0  # of steps since the change
         self._last: float | None = None
         self._samples: dict[str, deque[float]] = {}
+        self._newest: _Step | None = None  # whose end may not be the last
+        self._named = ""  # the sample of the step that ended last
 
     @property
     def waits(self) -> list[Any] | None:
@@ -62,7 +64,8 @@ class StepClock:
         self._count = 0
         self._now = None
         self._pending.clear()
-        self._last = None
+        self._last = self._newest = None
+        self._named = ""
         for name in ("waited", "seconds", "optimizer"):
             self._samples.pop(name, None)
         self.waited = self.seconds = self.optimizer = None
@@ -86,18 +89,34 @@ class StepClock:
 
     def step_ends(self, away: bool, state: int) -> None:
         """``away``: something was on the host in this step, ``state`` bytes of it state."""
+        while self._pending and self._pending[0].end.query():  # type: ignore[union-attr]
+            self._read(self._pending.popleft())
         clock = time.perf_counter()
+        self._named = ""
         if self._last is not None:
-            self._take("seconds" if away else "free_seconds", clock - self._last)
+            self._named = "seconds" if away else "free_seconds"
+            self._take(self._named, clock - self._last)
         self._last = clock
         now, self._now = self._now, None
         self._count += 1
+        self._newest = None
         if now is not None and now.begin is not None:
             now.end = _mark()
             now.state = state
             self._pending.append(now)
-        while self._pending and self._pending[0].end.query():  # type: ignore[union-attr]
-            self._read(self._pending.popleft())
+            self._newest = now
+
+    def step_goes_on(self, state: int) -> None:
+        """Another optimizer's, with no forward pass between: one step of the program."""
+        clock = time.perf_counter()
+        if self._named and self._last is not None:
+            held = self._samples[self._named]
+            self._take(self._named, held.pop() + clock - self._last)
+        if self._last is not None:
+            self._last = clock
+        if self._newest is not None:
+            self._newest.end = _mark()
+            self._newest.state = state
 
     def _is_due(self) -> bool:
         if len(self._pending) >= _PENDING:
