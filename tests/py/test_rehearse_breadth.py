@@ -65,7 +65,11 @@ def test_what_the_arena_lacks_is_no_failure_of_torchs_own(tmp_path: Path) -> Non
     code, found, _ = rehearse(tmp_path, program, "--no-values")
     assert code == 1 and found["runs"][0]["allocator"] == "arena"
     assert "under torcharena: " in found["runs"][0]["error"]
-    assert [row["allocator"] for row in found["runs"]] == ["arena", "expandable", "native"]
+    assert [row["allocator"] for row in found["runs"]] == [
+        "arena",
+        "expandable",
+        "native",
+    ]
 
 
 def test_ranks_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
