@@ -146,9 +146,9 @@ static ta_status unmap(ta_device *d, const ta_move *m)
 static void give_page(ta_device *d, const ta_move *m, ta_handle page, bool release)
 {
     ta_count_mapped(m->arena, -1);
-    if (release && !ta_page_release_locked(d, page, m->chunk->page_bytes)) return;
+    if (release && !ta_page_release(d, page, m->chunk->page_bytes)) return;
     if (!ta_ready_push(d, page, m->chunk->page_bytes))
-        ta_page_release_locked(d, page, m->chunk->page_bytes);
+        ta_page_release(d, page, m->chunk->page_bytes);
 }
 
 /* --- copies ------------------------------------------------------------------------------ */
@@ -405,7 +405,7 @@ static ta_status set_free_apart(ta_device *d, ta_arena *arena)
     for (size_t got; (got = ta_arena_steal(arena, MOST, TA_NEVER, pages, &status));)
         while (got)
             if (!ta_ready_push(d, pages[--got], arena->page_bytes))
-                ta_page_release_locked(d, pages[got], arena->page_bytes);
+                ta_page_release(d, pages[got], arena->page_bytes);
     ta_arena_unlock(arena);
     return status;
 }

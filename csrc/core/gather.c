@@ -87,15 +87,6 @@ ta_status ta_page_release(ta_device *d, ta_handle page, uint64_t bytes)
     return TA_OK;
 }
 
-ta_status ta_page_release_locked(ta_device *d, ta_handle page, uint64_t bytes)
-{
-    ta_status status = ta_call_release(d, page, bytes);
-    if (status) return status;
-    ta_count_pages(d, -1, bytes);
-    ta_share_return_locked(d, bytes);
-    return TA_OK;
-}
-
 ta_status ta_ready_release(ta_device *d, ta_ready *ready)
 {
     ta_status status =

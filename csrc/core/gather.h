@@ -36,10 +36,9 @@ ta_status ta_wait_pending(ta_device *device, uint64_t tick);
 
 /* False: no host memory, and the page is still the caller's. */
 bool ta_ready_push(ta_device *device, ta_handle page, uint64_t bytes);
-/* Back to the driver: a page, with no arena's lock held or with one; the last of the ready ones
- * of a size. */
+/* Back to the driver: a page, also with an arena's lock held; the last of the ready ones of a
+ * size. */
 ta_status ta_page_release(ta_device *device, ta_handle page, uint64_t bytes);
-ta_status ta_page_release_locked(ta_device *device, ta_handle page, uint64_t bytes);
 ta_status ta_ready_release(ta_device *device, ta_ready *ready);
 /* Bytes of ready pages of all sizes. */
 uint64_t ta_ready_held(const ta_device *device);

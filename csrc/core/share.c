@@ -183,20 +183,13 @@ void ta_share_spend(ta_device *d, uint64_t bytes)
     if (d->share && !d->share->left) d->share->charged -= bytes;
 }
 
-void ta_share_return_locked(ta_device *d, uint64_t bytes)
-{
-    ta_share *s = d->share;
-    if (!s || !s->ledger || s->left) return;
-    ta_share_say_spilled(d);
-    ta_ledger_release(s->ledger, bytes);
-}
-
 void ta_share_return(ta_device *d, uint64_t bytes)
 {
     ta_share *s = d->share;
     if (!s || !s->ledger || s->left) return;
     ta_ledger_say_unused(s->ledger, ta_unused(d));
-    ta_share_return_locked(d, bytes);
+    ta_share_say_spilled(d);
+    ta_ledger_release(s->ledger, bytes);
 }
 
 void ta_share_say_spilled(ta_device *d)

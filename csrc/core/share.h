@@ -23,10 +23,8 @@ ta_status ta_share_charge(ta_device *device, uint64_t least, uint64_t most,
 uint64_t ta_share_charged(const ta_device *device);
 /* The driver gave so much of what was charged. */
 void ta_share_spend(ta_device *device, uint64_t bytes);
-/* It took so much back. No arena's lock is held, since what is unused is added up for
- * onlookers; or one is, and they hear of it the next time. */
+/* It took so much back. */
 void ta_share_return(ta_device *device, uint64_t bytes);
-void ta_share_return_locked(ta_device *device, uint64_t bytes);
 /* For onlookers: how much is on the host now. */
 void ta_share_say_spilled(ta_device *device);
 /* What was charged and not spent is given back: before `pages` is dropped. */

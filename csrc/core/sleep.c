@@ -97,7 +97,7 @@ static void prepare(ta_device *d, ta_arena *arena, void *context)
                      (got = ta_arena_steal(arena, MOST, TA_NEVER, pages, &p->status));)
         while (got)
             if (!ta_ready_push(d, pages[--got], arena->page_bytes))
-                ta_page_release_locked(d, pages[got], arena->page_bytes);
+                ta_page_release(d, pages[got], arena->page_bytes);
     ta_arena_unlock(arena);
     if (pending)
         p->status = refuse(p->info, TA_BUSY,

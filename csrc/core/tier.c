@@ -88,8 +88,7 @@ static ta_status shed(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t slot)
     c->pages[slot] = 0;
     arena->stray--;
     ta_count_mapped(arena, -1);
-    if (!ta_ready_push(d, page, c->page_bytes))
-        ta_page_release_locked(d, page, c->page_bytes);
+    if (!ta_ready_push(d, page, c->page_bytes)) ta_page_release(d, page, c->page_bytes);
     ta_slot_become(arena, c, slot, was.page ? TA_SLOT_AWAY : TA_SLOT_VOID, was.page);
     return TA_OK;
 }
