@@ -31,6 +31,7 @@
 
 #include "../core/export.h"
 #include "../driver/cuda.h"
+#include "cxx.h"
 #include "find.h"
 #include "gil.h"
 #include "process.h"
@@ -41,14 +42,6 @@
 #define AT_ONCE 32 /* descriptors in one message */
 #define PATIENCE_SECONDS 30
 
-typedef struct cxx_string {
-    char *data;
-    size_t length;
-    union {
-        char text[16];
-        size_t capacity;
-    } local;
-} cxx_string;
 typedef struct shareable {
     ptrdiff_t offset;
     cxx_string handle;

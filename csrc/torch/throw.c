@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cxx.h"
 #include "find.h"
 #include "torch.h"
 
@@ -22,15 +23,6 @@ typedef struct source_location {
     const char *file;
     uint32_t line;
 } source_location;
-
-typedef struct cxx_string {
-    char *data;
-    size_t length;
-    union {
-        char text[16];
-        size_t capacity;
-    } local;
-} cxx_string;
 
 #define STRING "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 #define ERROR_ROOM 1024 /* c10::Error takes 128 bytes in torch 2.7 to 2.14 */
