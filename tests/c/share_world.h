@@ -2,6 +2,8 @@
 #ifndef TA_SHARE_WORLD_H
 #define TA_SHARE_WORLD_H
 
+#include <sys/mman.h>
+
 #include "ledger_people.h"
 #include "world.h"
 
@@ -33,6 +35,32 @@ static inline void share_open(world *w, uint64_t memory, const char *dir,
     if (ta_test_failed) return;
     CHECK_EQ(ta_share_open(w->allocator, 0, share, &shared, why), TA_OK);
     CHECK(!shared);
+}
+
+/* The directory of a machine that real processes share, beside the ledger's. */
+static inline char *shared_machine(void)
+{
+    static char path[80];
+    return path;
+}
+/* Makes both; returns zeroed bytes that parent and children see. */
+static inline void *shared_begin(size_t bytes)
+{
+    open_directory();
+    snprintf(shared_machine(), 80, "%s/machine", directory);
+    void *board =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (board == MAP_FAILED) abort();
+    return board;
+}
+static inline void shared_end(void *board, size_t bytes)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/device0", shared_machine());
+    unlink(path);
+    rmdir(shared_machine());
+    munmap(board, bytes);
+    close_directory();
 }
 
 /* The ledger says what the driver gave. */

@@ -58,14 +58,6 @@ static ta_status hooked_wait(void *self, ta_event event, double most_us)
     return hook.sim->event_wait(self, event, most_us);
 }
 
-static ta_stream_life lasting(void *context, int device, ta_stream stream)
-{
-    (void)context;
-    (void)device;
-    (void)stream;
-    return TA_STREAM_LASTS;
-}
-
 static ta_driver hooked;
 static void open_hooked(world *w, const ta_sim_config *config, int streams)
 {
@@ -81,7 +73,7 @@ static void open_hooked(world *w, const ta_sim_config *config, int streams)
     const ta_config policy = {.fallback = config->no_vmm};
     CHECK_EQ(ta_allocator_create(&hooked, &policy, &w->allocator), TA_OK);
     CHECK_EQ(ta_add_observer(w->allocator, ta_oracle_observe, w->sim), TA_OK);
-    CHECK_EQ(ta_set_stream_life(w->allocator, lasting, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w->allocator, world_lasting, NULL), TA_OK);
     hook.allocator = w->allocator;
     alarm(60);
 }

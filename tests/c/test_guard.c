@@ -11,14 +11,6 @@ static void open_guarded(world *w, int devices, uint64_t memory)
     world_open_with(w, &config, 3, &policy);
 }
 
-static ta_stream_life lasting(void *context, int device, ta_stream stream)
-{
-    (void)context;
-    (void)device;
-    (void)stream;
-    return TA_STREAM_LASTS;
-}
-
 static bool found(world *w, ta_guard_finding *f)
 {
     return ta_guard_next(w->allocator, f);
@@ -95,7 +87,7 @@ TEST(of_streams_that_last_too)
     world w;
     held h;
     open_guarded(&w, 1, GiB);
-    CHECK_EQ(ta_set_stream_life(w.allocator, lasting, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w.allocator, world_lasting, NULL), TA_OK);
     for (int i = 0; i < 6; i++) {
         CHECK_EQ(world_alloc(&w, &h, MiB, 0, w.stream[0][i % 3]), TA_OK);
         world_use(&w, &h, h.stream, true, 100 * (double)i);
@@ -271,7 +263,7 @@ TEST(a_captured_stream_is_left_alone)
     held h;
     ta_sim_graph *graph = NULL;
     open_guarded(&w, 1, GiB);
-    CHECK_EQ(ta_set_stream_life(w.allocator, lasting, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w.allocator, world_lasting, NULL), TA_OK);
     CHECK_EQ(world_alloc(&w, &h, MiB, 0, w.stream[0][1]), TA_OK);
     CHECK_EQ(ta_sim_capture_begin(w.sim, 0, w.stream[0][1]), TA_OK);
     CHECK_EQ(ta_free(w.allocator, h.at), TA_OK);

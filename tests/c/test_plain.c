@@ -11,14 +11,6 @@ static void open_plain(world *w, uint64_t memory, bool fallback)
     world_open_with(w, &config, 3, &policy);
 }
 
-static ta_stream_life lasting(void *context, int device, ta_stream stream)
-{
-    (void)context;
-    (void)device;
-    (void)stream;
-    return TA_STREAM_LASTS;
-}
-
 TEST(without_fallback_it_is_refused)
 {
     world w;
@@ -176,7 +168,7 @@ TEST(idle_of_a_capturing_stream_hides_no_other)
     held a, b, c, x;
     ta_sim_graph *graph = NULL;
     open_plain(&w, 144 * MiB, true);
-    CHECK_EQ(ta_set_stream_life(w.allocator, lasting, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w.allocator, world_lasting, NULL), TA_OK);
     CHECK_EQ(world_alloc(&w, &x, 32 * MiB, 0, NULL), TA_OK);
     CHECK_EQ(ta_record_stream(w.allocator, x.at, w.stream[0][2]), TA_OK);
     CHECK_EQ(world_alloc(&w, &a, 48 * MiB, 0, w.stream[0][1]), TA_OK);

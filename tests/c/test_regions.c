@@ -294,14 +294,6 @@ TEST(waking_on_a_full_device_is_refused_and_it_sleeps_on)
     world_close(&w);
 }
 
-static ta_stream_life all_last(void *context, int device, ta_stream stream)
-{
-    (void)context;
-    (void)device;
-    (void)stream;
-    return TA_STREAM_LASTS;
-}
-
 TEST(refusals_say_why_and_change_nothing)
 {
     world w;
@@ -330,7 +322,7 @@ TEST(refusals_say_why_and_change_nothing)
     CHECK_EQ(world_alloc(&w, &out, 1000, 0, w.stream[0][0]), TA_OK);
     CHECK_EQ(ta_sim_settle(w.sim, 0), TA_OK);
     drop_all(&w, &out, 1);
-    CHECK_EQ(ta_set_stream_life(w.allocator, all_last, NULL), TA_OK);
+    CHECK_EQ(ta_set_stream_life(w.allocator, world_lasting, NULL), TA_OK);
     CHECK_EQ(world_alloc(&w, &out, 1000, 0, w.stream[0][1]), TA_OK);
     CHECK_EQ(ta_sim_capture_begin(w.sim, 0, w.stream[0][1]), TA_OK);
     CHECK_EQ(ta_region_sleep(w.allocator, id, true, &info), TA_BUSY);

@@ -2,7 +2,6 @@
  * device that they share: none is over it, the greedy fail alone, the dead hold nothing. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
 
 #include "../../csrc/core/clock.h"
 #include "../../csrc/core/ledger.h"
@@ -17,23 +16,8 @@ typedef struct board {
 } board;
 static board *b;
 
-static char machine[80]; /* the directory of the simulated machine */
-static void begin(void)
-{
-    open_directory();
-    snprintf(machine, sizeof machine, "%s/machine", directory);
-    b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (b == MAP_FAILED) abort();
-}
-static void end(void)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/device0", machine);
-    unlink(path);
-    rmdir(machine);
-    munmap(b, sizeof *b);
-    close_directory();
-}
+static void begin(void) { b = shared_begin(sizeof *b); }
+static void end(void) { shared_end(b, sizeof *b); }
 static void wait_for(atomic_int *count, int value)
 {
     while (atomic_load(count) < value) usleep(500);
@@ -105,7 +89,7 @@ TEST(only_the_greedy_one_fails)
         held h[16];
         ta_oom oom;
         ta_share_config share = share_of("", "", CAP(256 * MiB, NONE));
-        share_open(&w, 400 * MiB, machine, &share);
+        share_open(&w, 400 * MiB, shared_machine(), &share);
         if (ta_set_limit(w.allocator, 0, TA_LIMIT_ENVIRONMENT, 64 * MiB)) _exit(1);
         int refused = 0;
         for (int round = 0; round < 30; round++) {
@@ -150,7 +134,7 @@ static void live_in_a_crowd(unsigned seed)
     ta_oom oom;
     uint64_t random = seed;
     ta_share_config share = share_of("", "", CAP(CROWD_CAP, NONE));
-    share_open(&w, 2 * CROWD_CAP, machine, &share);
+    share_open(&w, 2 * CROWD_CAP, shared_machine(), &share);
     if (ta_test_failed) _exit(1);
     for (;;) {
         held *one = &h[world_random(&random) % SLOTS];
@@ -200,7 +184,7 @@ TEST(a_crowd_of_allocators_stays_under_the_cap)
     world w;
     held all;
     ta_share_config share = share_of("", "", CAP(CROWD_CAP, NONE));
-    share_open(&w, 2 * CROWD_CAP, machine, &share);
+    share_open(&w, 2 * CROWD_CAP, shared_machine(), &share);
     CHECK_EQ(share_alloc(&w, &all, CROWD_CAP, NULL), TA_OK); /* all of it, at once */
     CHECK_EQ(share_free(&w, &all), TA_OK);
     world_close(&w);
@@ -215,7 +199,7 @@ static pid_t hold_memory(void)
     pid_t child = fork_child();
     if (child) return child;
     ta_sim_config config = {
-        .devices = 1, .memory = BIG + GiB, .no_backing = true, .dir = machine};
+        .devices = 1, .memory = BIG + GiB, .no_backing = true, .dir = shared_machine()};
     ta_sim *sim = NULL;
     ta_handle handle;
     if (ta_sim_create(&config, &sim)) _exit(1);
@@ -250,7 +234,7 @@ TEST(the_next_gets_a_killed_holders_memory_once_the_driver_has_it)
     ta_share_config share = share_of("", "", CAP(BIG, NONE));
     pid_t books = hold_books(), memory = hold_memory();
     wait_for(&b->ready, 2);
-    share_open(&w, BIG + GiB, machine, &share);
+    share_open(&w, BIG + GiB, shared_machine(), &share);
     CHECK_EQ(share_alloc(&w, &h, BIG, &oom), TA_OUT_OF_MEMORY); /* both live */
     CHECK_EQ(oom.refusal.scope, TA_SCOPE_DEVICE);
     kill(books, SIGKILL);

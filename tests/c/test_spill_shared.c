@@ -2,7 +2,6 @@
  * an allocator, on one simulated device. What one spills the others see; who is asked for
  * memory that it uses sends it out at its next mark; bytes stay, and none is over the cap. */
 #include <stdatomic.h>
-#include <sys/mman.h>
 
 #include "../../csrc/core/clock.h"
 #include "share_world.h"
@@ -14,23 +13,8 @@ typedef struct board {
 } board;
 static board *b;
 
-static char machine[80];
-static void begin(void)
-{
-    open_directory();
-    snprintf(machine, sizeof machine, "%s/machine", directory);
-    b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (b == MAP_FAILED) abort();
-}
-static void end(void)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/device0", machine);
-    unlink(path);
-    rmdir(machine);
-    munmap(b, sizeof *b);
-    close_directory();
-}
+static void begin(void) { b = shared_begin(sizeof *b); }
+static void end(void) { shared_end(b, sizeof *b); }
 /* One does its part after the other. */
 static void turn(int phase)
 {
@@ -40,8 +24,10 @@ static void next(void) { atomic_fetch_add(&b->phase, 1); }
 
 static void open_process(world *w, uint64_t memory, uint64_t cap, bool net)
 {
-    const ta_sim_config config = {
-        .devices = 1, .memory = memory, .seed = (uint64_t)getpid(), .dir = machine};
+    const ta_sim_config config = {.devices = 1,
+                                  .memory = memory,
+                                  .seed = (uint64_t)getpid(),
+                                  .dir = shared_machine()};
     const ta_share_config share = share_of("", "", CAP(cap, TA_NO_LIMIT));
     const ta_spill_config spill = {.host_bytes = 256 * MiB, .net = net};
     bool shared;

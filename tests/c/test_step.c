@@ -313,6 +313,22 @@ TEST(a_mark_that_sends_and_fails_anywhere_keeps_every_byte)
 /* --- the rate, by what the calls cost on an H200 ---------------------------------------- */
 #define LINK 55.4 /* GB/s */
 
+static void open_link(world *w, uint64_t memory, uint64_t host, bool net)
+{
+    const ta_sim_config config = {
+        .devices = 1, .memory = memory, .seed = 5, .no_backing = true, .link_gbs = LINK};
+    const ta_spill_config spill = {.host_bytes = host, .net = net};
+    world_open(w, &config, 2);
+    ta_oracle_allow_moves(w->sim, true);
+    ta_set_spill(w->allocator, &spill);
+}
+
+/* Bytes since then, over the link's. */
+static double rate_since(const world *w, double since, double bytes)
+{
+    return bytes / (ta_sim_now_us(w->sim) - since) / 1e3 / LINK;
+}
+
 /* Of the link's rate, with all of the device's wait and mapping: live pieces that come back. */
 static double rate_back(uint64_t piece, int count, uint64_t idle)
 {
@@ -320,16 +336,8 @@ static double rate_back(uint64_t piece, int count, uint64_t idle)
     void *at[64], *old = NULL;
     ta_step_info info;
     const uint64_t bytes = piece * (uint64_t)count;
-    const ta_sim_config config = {.devices = 1,
-                                  .memory = 16 * GiB,
-                                  .seed = 5,
-                                  .no_backing = true,
-                                  .link_gbs = LINK};
-    const ta_spill_config spill = {.host_bytes = 8 * GiB, .net = true};
     double rate = 0;
-    world_open(&w, &config, 2);
-    ta_oracle_allow_moves(w.sim, true);
-    ta_set_spill(w.allocator, &spill);
+    open_link(&w, 16 * GiB, 8 * GiB, true);
     if (idle) ta_alloc(w.allocator, idle, 0, NULL, &old, NULL);
     ta_set_limit(w.allocator, 0, TA_LIMIT_API, idle ? idle : 4 * MiB);
     for (int i = 0; i < count; i++) ta_alloc(w.allocator, piece, 0, NULL, &at[i], NULL);
@@ -339,7 +347,7 @@ static double rate_back(uint64_t piece, int count, uint64_t idle)
         ta_set_limit(w.allocator, 0, TA_LIMIT_API, TA_NO_LIMIT);
     const double since = ta_sim_now_us(w.sim);
     if (!ta_step(w.allocator, -1, &info) && info.brought_back == bytes)
-        rate = (double)bytes / (ta_sim_now_us(w.sim) - since) / 1e3 / LINK;
+        rate = rate_since(&w, since, (double)bytes);
     for (int i = 0; i < count; i++) ta_free(w.allocator, at[i]);
     world_close(&w);
     return rate;
@@ -370,22 +378,14 @@ static double rate_out(uint64_t piece, int count)
     void *at[64];
     ta_step_info info;
     const uint64_t bytes = piece * (uint64_t)count;
-    const ta_sim_config config = {.devices = 1,
-                                  .memory = 16 * GiB,
-                                  .seed = 5,
-                                  .no_backing = true,
-                                  .link_gbs = LINK};
-    const ta_spill_config spill = {.host_bytes = 8 * GiB, .net = true};
     double rate = 0;
-    world_open(&w, &config, 2);
-    ta_oracle_allow_moves(w.sim, true);
-    ta_set_spill(w.allocator, &spill);
+    open_link(&w, 16 * GiB, 8 * GiB, true);
     for (int i = 0; i < count; i++) ta_alloc(w.allocator, piece, 0, NULL, &at[i], NULL);
     for (int round = 0; round < 2; round++) { /* the first pins */
         ta_set_limit(w.allocator, 0, TA_LIMIT_API, 4 * MiB);
         const double since = ta_sim_now_us(w.sim);
         if (!ta_step(w.allocator, -1, &info) && info.sent_out == bytes - 4 * MiB)
-            rate = (double)bytes / (ta_sim_now_us(w.sim) - since) / 1e3 / LINK;
+            rate = rate_since(&w, since, (double)bytes);
         ta_set_limit(w.allocator, 0, TA_LIMIT_API, TA_NO_LIMIT);
         ta_step(w.allocator, -1, &info);
     }
@@ -402,18 +402,10 @@ static double rate_region(uint64_t gib, bool touch, double *wake)
     world w;
     void *at[64];
     ta_region_id id;
-    const ta_sim_config config = {.devices = 1,
-                                  .memory = 80 * GiB,
-                                  .seed = 5,
-                                  .no_backing = true,
-                                  .link_gbs = LINK};
-    const ta_spill_config spill = {.host_bytes = 80 * GiB};
     const ta_region_config region = {.touch_host = touch};
     const double bytes = (double)(gib * GiB);
     double out = *wake = 0;
-    world_open(&w, &config, 2);
-    ta_oracle_allow_moves(w.sim, true);
-    ta_set_spill(w.allocator, &spill);
+    open_link(&w, 80 * GiB, 80 * GiB, false);
     ta_region_open(w.allocator, "weights", &region, &id);
     ta_region_enter(w.allocator, id, NULL);
     for (uint64_t i = 0; i < gib; i++) ta_alloc(w.allocator, GiB, 0, NULL, &at[i], NULL);
@@ -421,10 +413,10 @@ static double rate_region(uint64_t gib, bool touch, double *wake)
     for (int round = 0; round < 2; round++) { /* the first pins */
         double since = ta_sim_now_us(w.sim);
         ta_region_sleep(w.allocator, id, true, NULL);
-        out = bytes / (ta_sim_now_us(w.sim) - since) / 1e3 / LINK;
+        out = rate_since(&w, since, bytes);
         since = ta_sim_now_us(w.sim);
         ta_region_wake(w.allocator, id, NULL);
-        *wake = bytes / (ta_sim_now_us(w.sim) - since) / 1e3 / LINK;
+        *wake = rate_since(&w, since, bytes);
     }
     for (uint64_t i = 0; i < gib; i++) ta_free(w.allocator, at[i]);
     world_close(&w);

@@ -35,6 +35,15 @@ typedef struct held {
     ta_stream stream;
 } held;
 
+/* For ta_set_stream_life: the streams are torch's own. */
+static inline ta_stream_life world_lasting(void *context, int device, ta_stream stream)
+{
+    (void)context;
+    (void)device;
+    (void)stream;
+    return TA_STREAM_LASTS;
+}
+
 static inline uint64_t world_round(uint64_t size, uint64_t to)
 {
     return (size + to - 1) / to * to;
