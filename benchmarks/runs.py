@@ -22,6 +22,7 @@ __all__ = [
     "devices",
     "free_port",
     "ranks_environment",
+    "run_child",
     "run_program",
     "wait_all",
 ]
@@ -81,6 +82,23 @@ def run_program(
     found = judge(said, late, timeout)
     found["seconds"] = round(time.monotonic() - begin, 1)
     return found
+
+
+def run_child(command: list[str], env: dict[str, str], timeout: float) -> dict[str, Any]:
+    """What one process says, as of `run_program`."""
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return judge([], True, timeout)
+    return judge([(done.returncode, done.stdout, done.stderr)], False, timeout)
 
 
 def wait_all(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:

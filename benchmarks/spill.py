@@ -11,16 +11,14 @@ fixed lengths with its cap at 0.75 and 0.5 of what it asks for, by each means; *
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from .building import ROOT
 from .contenders import environment
 from .progress import Progress
-from .spill_child import RESULT
+from .runs import run_child
 from .store import Store
 
 __all__ = ["PARTS", "run"]
@@ -69,23 +67,7 @@ class Runs:
         command = [sys.executable, "-m", "benchmarks.spill_child", json.dumps(spec)]
         env = environment("arena") | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         limit = min(self.timeout, max(self.until - time.monotonic(), 10))
-        try:
-            done = subprocess.run(
-                command,
-                env=env,
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"not done after {limit:.0f} s"}
-        for line in done.stdout.splitlines():
-            if line.startswith(RESULT):
-                return dict(json.loads(line[len(RESULT) :]))
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        return {"error": f"exit code {done.returncode}: {(last or ['?'])[0][:300]}"}
+        return run_child(command, env, limit)
 
     def train(self, case: str, contender: str, model: str, **more: Any) -> Row | None:
         steps = more.pop("steps", 4 if self.small else 14)

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-RESULT = "RESULT "
+from .program import RESULT
+
 GIB = 1 << 30
 HOST = "96GiB"
 

@@ -16,8 +16,7 @@
 #                ARGUMENTS the core, the latencies, starting up and the packing of the programs
 #                written for it; then step times and smallest caps: two calls, the second with
 #                --have of the first
-#   spill        host memory: `python -m benchmarks spill` into spill.json, going on from --have;
-#                the wheels in build/wheels are installed first, to be measured beside
+#   spill        host memory: `python -m benchmarks spill` into spill.json, going on from --have
 #   spill_rates  what sleeps, wakes and changes places at a mark, over pinned copies
 #   holes        what torch's plug-in interface lacks: its tests and rows
 #   pools        what a pool beside torch's own allocator takes to fill, sleep and wake
@@ -28,8 +27,9 @@
 #                benchmarks/results/truth-h200.jsonl lacks, or of all --again
 #   two          two GPUs: its tests and its table; needs two
 #
-# All of it ends within S seconds (550): a part gets at most what it is given below, and no more
-# than is left. Exit code 1 where a part failed. For example:
+# Wheels in build/wheels are installed first, to be measured beside. All of it ends within S
+# seconds (550): a part gets at most what it is given below, and no more than is left. Exit code 1
+# where a part failed. For example:
 #
 #   scripts/on_gpu.sh FOLDER --parts two
 #   scripts/on_gpu.sh FOLDER --parts truth
@@ -105,9 +105,9 @@ within() {
 
 part install 180 "$python" -m pip install --no-build-isolation --no-deps --quiet .
 ((status == 0)) || exit 1
-# RMM, to measure beside (benchmarks/README.md): where its wheels were laid ready.
-if compgen -G "build/wheels/rmm_*.whl" >/dev/null; then
-    part rmm 60 "$python" -m pip install --no-deps --no-index --quiet build/wheels/*.whl
+# Who is measured beside (benchmarks/README.md), where their wheels were put; none is needed.
+if compgen -G "build/wheels/*.whl" >/dev/null; then
+    part wheels 60 "$python" -m pip install --no-deps --no-index --quiet build/wheels/*.whl
 fi
 # The installed package, not the source tree, is what is tested.
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
@@ -179,10 +179,6 @@ for name in ${parts//,/ }; do
             cat "$folder/spill_rates.log"
             ;;
         spill)
-            # Who is measured beside, where their wheels were put; none of them is needed.
-            wheels=(build/wheels/*.whl)
-            [[ ! -e ${wheels[0]} ]] || part wheels 60 "$python" -m pip install --quiet \
-                --no-deps --no-index "${wheels[@]}"
             [[ -z $have ]] || cp "$have" "$folder/spill.json"
             read -ra arguments <<<"$bench"
             part spill "$((seconds - SECONDS))" "$python" -m benchmarks spill \
