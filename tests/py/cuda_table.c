@@ -243,6 +243,25 @@ FAKE cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
     copies++;
     return answer;
 }
+static int fills, outward, stream_waits;
+FAKE cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream s)
+{
+    CHECK(to == 1 << 20 && value == 0xa5 && n == 4096 && s == (CUstream)(size_t)42);
+    fills++;
+    return answer;
+}
+FAKE cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t n, CUstream s)
+{
+    CHECK(to != NULL && from == 1 << 20 && n == 4096 && s == (CUstream)(size_t)42);
+    outward++;
+    return answer;
+}
+FAKE cuStreamSynchronize(CUstream s)
+{
+    CHECK(s == (CUstream)(size_t)42);
+    stream_waits++;
+    return CUDA_SUCCESS;
+}
 
 static void copying(const ta_driver *d)
 {
@@ -255,6 +274,14 @@ static void copying(const ta_driver *d)
     CHECK(d->copy_stream(d->self, 0, 1, &other) == TA_OK && streams_made == 2);
     CHECK(other != stream && d->copy_stream(d->self, 0, 2, &other) == TA_INVALID);
     CHECK(d->copy(d->self, 0, stream, 1 << 20, 2 << 20, 4096) == TA_OK && copies == 1);
+    CHECK(d->fill(d->self, 0, 1 << 20, 0xa5, 4096) == TA_OK && fills == 1);
+    char read[4096];
+    CHECK(d->read(d->self, 0, read, 1 << 20, 4096) == TA_OK && outward == 1);
+    CHECK(stream_waits == 2); /* both have happened when they return */
+    answer = CUDA_ERROR_ILLEGAL_ADDRESS;
+    CHECK(d->fill(d->self, 0, 1 << 20, 0xa5, 4096) == TA_DRIVER && stream_waits == 2);
+    CHECK(d->read(d->self, 0, read, 1 << 20, 4096) == TA_DRIVER);
+    answer = CUDA_SUCCESS;
     uint64_t room = 0;
     CHECK(d->host_memory(d->self, &room) == TA_OK && room > 0);
 }

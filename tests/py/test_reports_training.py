@@ -136,10 +136,16 @@ def two_ranks(code: str) -> list[dict[str, Any]]:
     return [ast.literal_eval(out.strip().splitlines()[-1]) for out, _ in outputs]
 
 
-def check(found: dict[str, Any]) -> None:
-    """Categories now are what the tensors sum to."""
+def check(found: dict[str, Any], first_buckets: bool = False) -> None:
+    """Categories now are what the tensors sum to.
+
+    Args:
+        first_buckets: torch may still hold DistributedDataParallel's first buckets, as large
+            as those it rebuilt after the first step (seen without torcharena too).
+    """
     for category, size in found["sums"].items():
-        assert found["now"].get(category, 0) == size, (category, found)
+        sizes = [size, 2 * size] if first_buckets and category == "gradient" else [size]
+        assert found["now"].get(category, 0) in sizes, (category, found)
     assert sum(found["peak"]["categories"].values()) == found["peak"]["bytes"]
 
 
@@ -148,7 +154,7 @@ def test_on_two_gpus() -> None:
     accumulation, autocast and checkpointed blocks."""
     for rank in two_ranks(TWO):
         for name, found in rank.items():
-            check(found)
+            check(found, first_buckets=name == "ddp")
             assert found["sums"]["gradient"] > 0 < found["sums"]["optimizer state"]
             assert found["sums"]["buffer"] == 3 * 4000
             wanted = {"forward": 8, "backward": 8, "optimizer": 4, "zero_grad": 3}
