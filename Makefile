@@ -47,9 +47,9 @@ distclean: clean ## remove the environments too
 # --- C tests -----------------------------------------------------------------------------
 # Every program tests/c/test_*.c, built three ways: plain with the invariants checked at every
 # step; as shipped under ASan and UBSan; the same under TSan.
-C_SOURCES := $(wildcard csrc/core/*.c csrc/driver/sim*.c csrc/driver/oracle*.c \
-                        csrc/driver/replay*.c csrc/driver/nulldriver*.c \
-                        csrc/driver/host_memory.c)
+C_SOURCES := $(wildcard csrc/core/*.c csrc/core/*/*.c csrc/driver/sim*.c \
+                        csrc/driver/oracle*.c csrc/driver/replay*.c \
+                        csrc/driver/nulldriver*.c csrc/driver/host_memory.c)
 C_TESTS := $(wildcard tests/c/test_*.c)
 # make test-c ONLY=random runs the programs whose names contain that word.
 ONLY ?=

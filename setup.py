@@ -122,20 +122,20 @@ def extension(name: str, files: list[str], link: list[str], limited: bool) -> Ex
     return Extension(
         name,
         files,
-        include_dirs=[HEADERS] if HEADERS else [],
+        include_dirs=["csrc/core", *([HEADERS] if HEADERS else [])],
         define_macros=macros,
         extra_compile_args=COMPILE,
         extra_link_args=[*LINK, *link],
         libraries=["pthread", "dl", "m"],
         py_limited_api=limited,
-        depends=sources("*/*.h", "*/*.inc"),
+        depends=sources("*/*.h", "core/*/*.h", "*/*.inc"),
     )
 
 
 def extensions() -> list[Extension]:
     core = extension(
         "torcharena._core",
-        sources("core/*.c", "driver/*.c", "torch/*.c", "py/*.c"),
+        sources("core/*.c", "core/*/*.c", "driver/*.c", "torch/*.c", "py/*.c"),
         [],
         limited=True,
     )

@@ -62,7 +62,8 @@ def build_core() -> Path:
     csrc = ROOT / "csrc"
     sources = [
         ROOT / "benchmarks" / "core_latency.c",
-        *sorted((csrc / "core").glob("*.c")),
+        *sorted((csrc / "core").rglob("*.c")),
         csrc / "driver" / "nulldriver.c",
     ]
-    return build("core_latency", sources, ["-pthread"], sorted(csrc.glob("*/*.h")))
+    flags = [f"-I{csrc / 'core'}", "-pthread"]
+    return build("core_latency", sources, flags, sorted(csrc.rglob("*.h")))

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "../csrc/core/clock.h"
-#include "../csrc/core/ledger.h"
+#include "../csrc/core/ledger/ledger.h"
 #include "../csrc/driver/nulldriver.h"
 
 #define GPU "GPU-0"

@@ -8,9 +8,9 @@
 #include "alive.h"
 #include "device.h"
 #include "epoch.h"
-#include "guard.h"
-#include "pages.h"
-#include "plan.h"
+#include "guard/guard.h"
+#include "pages/pages.h"
+#include "spill/plan.h"
 #include "pool.h"
 
 const char *ta_status_text(ta_status status)

@@ -10,11 +10,11 @@
 #include "calls.h"
 #include "check.h"
 #include "bins.h"
-#include "chunk.h"
+#include "pages/chunk.h"
 #include "count.h"
 #include "events.h"
 #include "table.h"
-#include "tier.h"
+#include "spill/tier.h"
 
 #define CANDIDATES 16 /* best-fitting holes among which the fewest missing pages win */
 

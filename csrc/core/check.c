@@ -8,11 +8,11 @@
 
 #include "bins.h"
 #include "count.h"
-#include "chunk.h"
+#include "pages/chunk.h"
 #include "device.h"
-#include "gather.h"
-#include "host.h"
-#include "share.h"
+#include "pages/gather.h"
+#include "spill/host.h"
+#include "ledger/share.h"
 #include "table.h"
 
 typedef struct ta_checker {

@@ -13,7 +13,7 @@
 #include "arena.h"
 #include "block.h"
 #include "check.h"
-#include "chunk.h"
+#include "pages/chunk.h"
 #include "count.h"
 #include "device.h"
 #include "epoch.h"

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "plan.h"
+#include "spill/plan.h"
 
 static void up(ta_gauge g[3], int kind, uint64_t by)
 {

@@ -10,7 +10,7 @@
 #include "arena.h"
 #include "bins.h"
 #include "calls.h"
-#include "chunk.h"
+#include "pages/chunk.h"
 
 /* What is mapped, whatever its tier. */
 static ta_status grant_chunk(ta_device *d, ta_chunk *c)

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "block.h"
-#include "chunk.h"
+#include "pages/chunk.h"
 #include "device.h"
 #include "epoch.h"
 #include "table.h"

@@ -1,9 +1,9 @@
 /* limit.c - caps, and giving memory back. Public functions only; thread-safe. */
 #include "device.h"
 #include "epoch.h"
-#include "pages.h"
-#include "plan.h"
-#include "tier.h"
+#include "pages/pages.h"
+#include "spill/plan.h"
+#include "spill/tier.h"
 
 /* What of it cannot be given back now, since it is live, is as soon as it is freed and
  * somebody allocates. */

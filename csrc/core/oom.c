@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gather.h"
+#include "pages/gather.h"
 #include "count.h"
-#include "pages.h"
+#include "pages/pages.h"
 
 uint64_t ta_arena_partly_used(const ta_arena *arena)
 {

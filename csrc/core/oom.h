@@ -2,7 +2,7 @@
 #ifndef TA_OOM_H
 #define TA_OOM_H
 
-#include "share.h"
+#include "ledger/share.h"
 
 void ta_oom_fill(ta_device *device, ta_stream stream, uint64_t requested,
                  const ta_lack *lack, ta_status status, ta_oom *oom);

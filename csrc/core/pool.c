@@ -9,7 +9,7 @@
 
 #include "device.h"
 #include "epoch.h"
-#include "pages.h"
+#include "pages/pages.h"
 
 #define FILTER_SECONDS 1 /* far longer than a filter takes */
 

@@ -4,9 +4,9 @@
 
 #include "count.h"
 #include "device.h"
-#include "gather.h"
+#include "pages/gather.h"
 #include "oom.h"
-#include "pages.h"
+#include "pages/pages.h"
 
 ta_status ta_get_stats(ta_allocator *a, int device, ta_stats *stats)
 {

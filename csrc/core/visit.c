@@ -1,5 +1,5 @@
 /* visit.c - what is where: runs of mapped pages, and the blocks that tile each. */
-#include "chunk.h"
+#include "pages/chunk.h"
 #include "device.h"
 
 static ta_block_info info_of(const ta_block *b)

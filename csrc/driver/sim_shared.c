@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../core/byte_lock.h"
+#include "../core/ledger/byte_lock.h"
 #include "sim_internal.h"
 
 #define SLOTS 1024

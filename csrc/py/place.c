@@ -3,7 +3,7 @@
  * Hooks of the program's modules call the first three, many times a step; every function
  * holds the GIL from beginning to end. */
 #include "convert.h"
-#include "../core/place.h"
+#include "../core/records/place.h"
 #include "../torch/guard.h"
 #include "../torch/process.h"
 

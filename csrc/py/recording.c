@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "convert.h"
-#include "../core/history.h"
-#include "../core/record.h"
+#include "../core/records/history.h"
+#include "../core/records/record.h"
 #include "../driver/replay.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

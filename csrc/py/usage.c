@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "convert.h"
-#include "../core/usage.h"
+#include "../core/usage/usage.h"
 #include "../torch/process.h"
 
 static ta_usage *usage;

@@ -6,7 +6,7 @@
  * blocks are guarded is it told, by the next alloc. */
 #include <stdio.h>
 
-#include "../core/usage.h"
+#include "../core/usage/usage.h"
 #include "../driver/cuda.h"
 #include "guard.h"
 #include "process.h"

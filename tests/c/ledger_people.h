@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../csrc/core/ledger_file.h"
+#include "../../csrc/core/ledger/file.h"
 #include "testing.h"
 
 #define GIB ((uint64_t)1 << 30)

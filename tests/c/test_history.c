@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/history.h"
+#include "core/records/history.h"
 #include "driver/nulldriver.h"
 #include "testing.h"
 

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "../../csrc/core/byte_lock.h"
+#include "../../csrc/core/ledger/byte_lock.h"
 #include "../../csrc/core/clock.h"
 #include "ledger_people.h"
 

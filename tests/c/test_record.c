@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/record.h"
+#include "core/records/record.h"
 #include "driver/nulldriver.h"
 #include "driver/replay.h"
 #include "testing.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "../../csrc/core/clock.h"
-#include "../../csrc/core/ledger.h"
+#include "../../csrc/core/ledger/ledger.h"
 #include "share_world.h"
 
 #define NONE TA_NO_LIMIT

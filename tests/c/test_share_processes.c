@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "../../csrc/core/clock.h"
-#include "../../csrc/core/ledger.h"
+#include "../../csrc/core/ledger/ledger.h"
 #include "../../csrc/driver/nulldriver.h"
 #include "share_world.h"
 

@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 
 #include "../../csrc/core/clock.h"
-#include "../../csrc/core/ledger.h"
+#include "../../csrc/core/ledger/ledger.h"
 #include "share_world.h"
 
 #if defined(__SANITIZE_THREAD__)

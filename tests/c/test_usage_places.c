@@ -1,8 +1,8 @@
 /* Where blocks were allocated: modules and lines of threads, and of autograd's nodes. */
 #include <pthread.h>
 
-#include "core/history.h"
-#include "core/place.h"
+#include "core/records/history.h"
+#include "core/records/place.h"
 #include "usage_world.h"
 
 /* With places told. */

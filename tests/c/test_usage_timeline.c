@@ -1,5 +1,5 @@
 /* The timeline alone, with times of our own, against a list of all states. */
-#include "core/usage_timeline.h"
+#include "core/usage/timeline.h"
 #include "testing.h"
 
 typedef struct state {

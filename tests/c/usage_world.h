@@ -3,7 +3,7 @@
 #ifndef USAGE_WORLD_H
 #define USAGE_WORLD_H
 
-#include "core/usage.h"
+#include "core/usage/usage.h"
 #include "driver/nulldriver.h"
 #include "testing.h"
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tests" / "model" / "ledger.pml"
-SOURCE = ROOT / "csrc" / "core" / "ledger.c"
+SOURCE = ROOT / "csrc" / "core" / "ledger" / "ledger.c"
 
 needs_spin = pytest.mark.skipif(
     shutil.which("spin") is None or shutil.which("gcc") is None,

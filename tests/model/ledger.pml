@@ -1,4 +1,4 @@
-/* ledger.pml - csrc/core/ledger.c as a model, for spin.
+/* ledger.pml - csrc/core/ledger/ledger.c as a model, for spin.
  *
  *     spin -DKILLS=3 -a ledger.pml && gcc -O2 -DSAFETY -o pan pan.c && ./pan -m200000
  *

@@ -103,7 +103,7 @@ def test_a_value_that_makes_no_sense_names_variable_and_remedy(
 
 
 def test_the_default_slack_is_the_librarys() -> None:
-    source = Path(__file__).parents[2] / "csrc" / "core" / "gather.c"
+    source = Path(__file__).parents[2] / "csrc" / "core" / "pages" / "gather.c"
     (setting,) = (s for s in settings.SETTINGS if s.name == "slack")
     (value,) = re.findall(r"#define SLACK ([0-9.]+)", source.read_text())
     assert value == setting.usual

@@ -17,7 +17,7 @@ from ..state import enabled, when_cuda_is_up
 
 __all__ = ["CATEGORIES", "enter", "enter_anew", "leave", "phase", "start", "watching"]
 
-# As in csrc/core/usage.h.
+# As in csrc/core/usage/usage.h.
 CATEGORIES = (
     "unknown",
     "parameter",

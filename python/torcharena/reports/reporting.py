@@ -27,7 +27,7 @@ from .reporting_text import WIDEST, comparison, table
 __all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report", "write_whole"]
 
 VERSION = 1
-_PEAK, _OOM, NOW = range(3)  # as in csrc/core/usage.h
+_PEAK, _OOM, NOW = range(3)  # as in csrc/core/usage/usage.h
 # What is neither told by `track` nor of one of these phases is what forward and backward
 # made: activations, and their gradients.
 _NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
