@@ -1,7 +1,8 @@
 /* core_latency.c - what an alloc and a free of mapped memory take in the core alone.
  *
  *     gcc -O2 -std=c11 -D_GNU_SOURCE= -fexceptions -pthread -Icsrc/core \
- *         benchmarks/core_latency.c $(find csrc/core -name '*.c') csrc/driver/nulldriver.c -lm -o core_latency
+ *         benchmarks/core_latency.c $(find csrc/core -name "*.c") \
+ *         csrc/driver/nulldriver.c -lm -o core_latency
  *     ./core_latency [--json] [--rounds N] [--threads N...] [LIVE...]
  *
  * For each number of live blocks (100 and 100000 unless told): blocks of random sizes live

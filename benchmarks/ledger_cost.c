@@ -1,7 +1,8 @@
 /* ledger_cost.c - what a cap that processes share costs.
  *
- *     gcc -O2 -std=c11 -D_GNU_SOURCE= -fexceptions -pthread benchmarks/ledger_cost.c \
- *         csrc/core/[a-z]*.c csrc/driver/nulldriver.c -lm -o ledger_cost
+ *     gcc -O2 -std=c11 -D_GNU_SOURCE= -fexceptions -pthread -Icsrc/core \
+ *         benchmarks/ledger_cost.c \
+ *         $(find csrc/core -name "*.c") csrc/driver/nulldriver.c -lm -o ledger_cost
  *     ./ledger_cost [--json] [--directory DIR] [SLOTS...]
  *
  * For each number of live slots (8 and 256 unless told), all of which hold memory: growth by

@@ -1,7 +1,7 @@
 /* replay_core.c - replays trace files through the core, with no Python.
  *
- *     gcc -O2 -std=c11 -D_GNU_SOURCE -pthread benchmarks/replay_core.c csrc/core/[a-z]*.c \
- *         csrc/driver/{replay,nulldriver,sim,oracle}*.c -lm -o replay_core
+ *     gcc -O2 -std=c11 -D_GNU_SOURCE -pthread -Icsrc/core benchmarks/replay_core.c \
+ *         $(find csrc/core -name "*.c") csrc/driver/{replay,nulldriver,sim,oracle}*.c -lm -o replay_core
  *     ./replay_core [OPTIONS] FILE.trace...
  *
  * Files are plain text (xz -dc NAME.trace.xz > NAME.trace) or are piped through `xz -dc`
