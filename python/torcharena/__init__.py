@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .caps.caps import device_memory, limit, set_limit
-from .caps.limits_table import Limit, Limits, limits
+from .caps.table import Limit, Limits, limits
 from .installing import enable
 from .recording import Recording, mark, record
 from .reports.phases import phase
@@ -21,8 +21,8 @@ from .state import enabled
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
-    from .batches.batch_sizes import BatchSize
     from .batches.batches import find_batch_size
+    from .batches.search import BatchSize
     from .integrations.figures import tqdm_postfix
     from .integrations.lending import cupy_allocator, rmm_resource
     from .pools.pools import Pool, pool
@@ -94,7 +94,7 @@ __all__ = [
 
 # Imported when first used.
 _LATE = {
-    "BatchSize": "batches.batch_sizes",
+    "BatchSize": "batches.search",
     "Report": "reports.reporting",
     "Timeline": "reports.timelines",
     "Tracking": "reports.tracking",

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import __version__, settings, sizes
-from .reports import report_command
-from .top import top_command
+from .reports import command as report_command
+from .top import command as top_command
 
 __all__ = ["main"]
 

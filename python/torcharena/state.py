@@ -85,7 +85,7 @@ class State:
     shares: dict[tuple[str, int | None], sizes.Size] = field(default_factory=dict)
     # Every source's cap as it was put, the same keys.
     given: dict[tuple[str, int | None], sizes.Size | None] = field(default_factory=dict)
-    admin: Any = None  # a limits_admin.Admin
+    admin: Any = None  # an administrator.Admin
     cuda_is_up: bool = False  # torch says so itself only when the queued calls are done
     announced: bool = False
     pools: bool = False  # the library's allocator is for `pool` alone, under torch's own

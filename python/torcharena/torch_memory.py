@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from . import conf, torch_checkpoints, torch_snapshot, torch_stats
-from .caps import limits_table
+from .caps import table
 from .loading import core, pass_on, warn
 from .state import when_cuda_is_up
 
@@ -75,7 +75,7 @@ def mem_get_info(device: int) -> tuple[int, int]:
     library = core()
     device = _device(device)
     free, total = library.device_memory(device)
-    caps = limits_table.room(device)
+    caps = table.room(device)
     if not caps:
         return free, total
     return min([free, *(left for left, _ in caps)]), min(total, *(cap for _, cap in caps))

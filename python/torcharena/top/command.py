@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from .. import settings
-from ..caps import limits_admin, limits_file
-from . import top, top_nvml, top_view
+from ..caps import admin_file, administrator
+from . import drawing, nvml, top
 
 __all__ = ["add_parsers"]
 
@@ -77,7 +77,7 @@ def _top(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(view.as_json()))
     elif options.once or not sys.stdout.isatty():
-        print(top_view.plain(top_view.lines(view, _width(), _unicode())))
+        print(drawing.plain(drawing.lines(view, _width(), _unicode())))
     else:
         return _live(options)
     return _code(view)
@@ -106,14 +106,14 @@ def _live(options: argparse.Namespace) -> int:
     except ImportError:
         print("(a picture that refreshes needs rich: pip install 'torcharena[top]')")
         print(
-            top_view.plain(top_view.lines(top.look(options.ledger), _width(), _unicode()))
+            drawing.plain(drawing.lines(top.look(options.ledger), _width(), _unicode()))
         )
         return 0
 
     unicode = _unicode()  # before rich puts itself before the terminal
 
     def picture() -> Any:
-        rows = top_view.lines(top.look(options.ledger), _width(), unicode)
+        rows = drawing.lines(top.look(options.ledger), _width(), unicode)
         return Text("\n", no_wrap=True).join(Text.assemble(*row) for row in rows)
 
     try:
@@ -133,11 +133,11 @@ def _live(options: argparse.Namespace) -> int:
 def _limits(options: argparse.Namespace) -> int:
     if options.check is not None:
         return _check(options.check)
-    from ..caps import limits_table
+    from ..caps import table
 
     try:
         found = settings.from_environment()
-        admin = limits_admin.begin(found)
+        admin = administrator.begin(found)
     except (ValueError, RuntimeError) as error:
         print(
             json.dumps({"problem": str(error)})
@@ -145,9 +145,9 @@ def _limits(options: argparse.Namespace) -> int:
             else f"torcharena: {error}"
         )
         return 1
-    cards, why = top_nvml.cards()
+    cards, why = nvml.cards()
     devices = [
-        limits_admin.Device(
+        administrator.Device(
             card.index,
             card.uuid,
             card.total or 0,
@@ -156,7 +156,7 @@ def _limits(options: argparse.Namespace) -> int:
         )
         for card in cards
     ]
-    caps = limits_table.of_file(admin, devices, found.get("limit"))
+    caps = table.of_file(admin, devices, found.get("limit"))
     if options.json:
         print(json.dumps(caps.as_json()))
         return 0
@@ -168,21 +168,21 @@ def _limits(options: argparse.Namespace) -> int:
 
 def _check(path: str) -> int:
     """Whether a file is sound, whoever owns it; and who owns it."""
-    from ..caps import limits_reader, limits_trust
+    from ..caps import reader, trust
 
     try:
         with open(path, "rb") as file:
-            found = limits_reader.parse(file.read(limits_trust.LARGEST + 1), path)
+            found = reader.parse(file.read(trust.LARGEST + 1), path)
     except OSError as error:
         print(f"torcharena: {path}: {error.strerror}", file=sys.stderr)
         return 1
-    except limits_file.Malformed as error:
+    except admin_file.Malformed as error:
         print(f"torcharena: {error}", file=sys.stderr)
         return 1
     print(f"{path}: sound, mode {found.mode}")
     try:
-        limits_trust.read(os.path.abspath(path))
-    except limits_trust.Untrusted as error:
+        trust.read(os.path.abspath(path))
+    except trust.Untrusted as error:
         print(
             f"torcharena: but it would not be trusted as it is: {error}", file=sys.stderr
         )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .batch_sizes import Search
+from .search import Search
 
 __all__ = ["Call", "Wanted", "passing", "whole"]
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .. import sizes
-from . import limits_trust
+from . import trust
 
 __all__ = [
     "DIRECTORY",
@@ -114,11 +114,11 @@ def load(path: str | None = None) -> AdminFile | None:
     """The file's contents; None where nobody made one. Raises Malformed."""
     path = PATH if path is None else path
     try:
-        found = limits_trust.read(path)
-    except limits_trust.Untrusted as error:
+        found = trust.read(path)
+    except trust.Untrusted as error:
         raise Malformed(str(error)) from None
     if found is None:
         return None
-    from .limits_reader import parse
+    from .reader import parse
 
     return parse(found[0], path, found[1])

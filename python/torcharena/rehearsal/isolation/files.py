@@ -2,7 +2,7 @@
 
 ``isolation`` uses it, and its watcher process, which is this file run as a program of its own:
 
-    python -I -S isolation_files.py --watch LAYER
+    python -I -S files.py --watch LAYER
 
 Nothing here follows a link out of what it takes away.
 """

@@ -3,7 +3,7 @@
 Run as a program of its own, with nothing but the standard library (``isolation.wrap`` puts it
 before the command):
 
-    python -I -S isolation_layer.py LAYER [--user] [--whole] -- COMMAND...
+    python -I -S layer.py LAYER [--user] [--whole] -- COMMAND...
 
 ``--user``: a user namespace even for root. ``--whole``: the upper directories hold all of
 each changed file and renamed directory, for who reads them afterwards.

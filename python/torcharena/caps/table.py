@@ -8,8 +8,8 @@ from typing import Any
 from .. import sizes, state
 from ..loading import core
 from ..state import DeviceLike, device_index, needs_enabled
-from . import caps, ledgers, limits_admin, limits_hardware
-from .limits_admin import Admin, Device
+from . import administrator, caps, hardware, ledgers
+from .administrator import Admin, Device
 
 __all__ = ["Limit", "Limits", "limits", "of_file"]
 
@@ -115,7 +115,7 @@ def limits(device: DeviceLike = None) -> Limits:
     enabled."""
     needs_enabled("limits")
     with state.lock:
-        admin = state.current.admin or limits_admin.begin({})
+        admin = state.current.admin or administrator.begin({})
         wanted = None if device is None else device_index(device)
         found = _blank(admin)
         for one in admin.devices or [Device(wanted or 0, "", 0, "")]:
@@ -175,9 +175,9 @@ def _add(found: Limits, admin: Admin, device: Device, own: list[tuple[int, str]]
         if scope == "process":
             rows += [(size, source, caps.SOURCES[source]) for size, source in own]
             if device.dmem is not None:
-                rows.append((device.dmem, "hardware", limits_hardware.DMEM))
+                rows.append((device.dmem, "hardware", hardware.DMEM))
         elif scope == "device" and device.mig:
-            rows.append((device.total, "hardware", limits_hardware.MIG))
+            rows.append((device.total, "hardware", hardware.MIG))
         holding = [row[0] for row in rows if row[0] is not None and _holds(row[1], admin)]
         for size, source, where in sorted(
             rows, key=lambda row: (row[0] is None, row[0] or 0, row[1])

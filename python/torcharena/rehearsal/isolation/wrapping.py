@@ -1,43 +1,4 @@
-"""A rehearsal leaves no trace: what its script does to files and to services is undone.
-
-    wrapped = isolation.wrap(["python", "train.py"], env)
-    try:
-        subprocess.run(wrapped.argv, env=wrapped.env)
-    finally:
-        wrapped.finish()
-
-Two mechanisms; ``status`` says which one this machine allows, by trying it in a child:
-
-layer   a mount namespace of overlays (``isolation_layer``). Everything the command and its
-        children write, rename or delete lands in a directory that is taken away. Holds for
-        every program and every way of writing, but for /run, sockets, devices, the network,
-        and the paths in ``share``.
-guard   an audit hook in each Python process (``isolation_guard``). Files that exist are
-        protected from Python code, and from torch.save, torch.jit.save and safetensors: the
-        script is refused, and told how to go on. What it makes anew is taken away at the end.
-        Other programs it starts, C libraries that open files for themselves, and times of
-        access and change are not covered (``left`` names what is found afterwards). Caches (HF_HOME, ~/.cache) stay as they are.
-
-A killed run leaves nothing either: a small watcher process, in a session of its own, takes
-the directory away once neither the caller nor the command is there; should it be killed too,
-the next ``wrap`` does.
-
-Services, in both mechanisms:
-
-    what          how it is off
-    wandb         WANDB_MODE=disabled
-    MLflow        MLFLOW_TRACKING_URI, MLFLOW_REGISTRY_URI: a database that is taken away
-    Comet         COMET_MODE=disabled, COMET_START_ONLINE=0, COMET_DISABLE_AUTO_LOGGING=1
-    Neptune       NEPTUNE_MODE=offline, the one value that all its clients know
-    ClearML       CLEARML_OFFLINE_MODE=1
-    SwanLab       SWANLAB_MODE=disabled
-    Hub uploads   create_repo, upload_*, create_commit answer and send nothing; downloads work
-    telemetry     HF_HUB_DISABLE_TELEMETRY=1, DO_NOT_TRACK=1
-    TensorBoard   writes files alone: they go where all files go
-
-A script that names a server in its own code (``mlflow.set_tracking_uri``, ``wandb.init(
-mode="online")``) is believed: those are its words, not its environment's.
-"""
+"""Which mechanism isolates a command on this machine, and the command within it: `wrap`."""
 
 from __future__ import annotations
 
@@ -53,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import isolation_files as files
+from . import files
 
 __all__ = ["SWITCHES", "Status", "Wrapped", "forget", "status", "wrap"]
 
@@ -89,7 +50,7 @@ _GUARDED = {
 }
 
 _SITE = """\
-# Of a rehearsal: see torcharena/rehearsal/isolation_guard.py.
+# Of a rehearsal: see torcharena/rehearsal/isolation/guard.py.
 import os, sys
 _here = os.path.dirname(os.path.abspath(__file__))
 import _torcharena_guard
@@ -146,9 +107,7 @@ def _places() -> list[str]:
 
 
 def _command(layer: str, options: Iterable[str], argv: Iterable[str]) -> list[str]:
-    program = os.path.join(
-        os.path.dirname(os.path.abspath(__file__)), "isolation_layer.py"
-    )
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "layer.py")
     return [sys.executable, "-I", "-S", program, layer, *options, "--", *argv]
 
 
@@ -209,7 +168,7 @@ def status(*, mechanism: str | None = None, options: Sequence[str] = ()) -> Stat
     """What this machine allows, found by trying in a child, once a process.
 
     ``mechanism``: "guard" asks for that one even where a layer works. ``options`` are those
-    of ``isolation_layer`` (``--user``: a user namespace, even as root).
+    of ``layer`` (``--user``: a user namespace, even as root).
     """
     if mechanism not in (None, "layer", "guard"):
         raise ValueError(f"mechanism {mechanism!r} is neither layer nor guard")
@@ -415,7 +374,7 @@ def _listing(mechanism: str) -> tuple[str, frozenset[str]]:
 def _write_site(inside: str) -> None:
     site = Path(inside, "site")
     site.mkdir()
-    guard = Path(__file__).with_name("isolation_guard.py").read_bytes()
+    guard = Path(__file__).with_name("guard.py").read_bytes()
     (site / "_torcharena_guard.py").write_bytes(guard)
     (site / "sitecustomize.py").write_text(_SITE)
 

@@ -16,9 +16,9 @@ from typing import Any
 from .. import state
 from ..loading import core, log, speaks_for_node, warn
 from ..sizes import format_size
-from . import ledgers, limits_admin, limits_file, limits_trust, tenants
-from .limits_admin import Admin
-from .limits_file import AdminFile, Malformed
+from . import admin_file, administrator, ledgers, tenants, trust
+from .admin_file import AdminFile, Malformed
+from .administrator import Admin
 
 __all__ = ["SECONDS", "Watcher", "hold"]
 
@@ -38,9 +38,9 @@ def hold(library: Any) -> None:
         admin.facts = tenants.facts()
         rules = admin.file.tenants if admin.file else ()
         admin.tenant = tenants.tenant(rules, admin.facts)
-    admin.devices = limits_admin.devices(library)
+    admin.devices = administrator.devices(library)
     admin.apply(library)
-    watched = limits_admin.path()
+    watched = administrator.path()
     if admin.opened or (watched and os.path.isdir(os.path.dirname(watched))):
         Watcher(admin, watched).start()
 
@@ -86,7 +86,7 @@ class Watcher(threading.Thread):
 
     def look(self) -> None:
         """Puts what the file says if it is another than before, and steady."""
-        mark = limits_trust.mark(self._path) if self._path else ()
+        mark = trust.mark(self._path) if self._path else ()
         if mark != self._seen:
             self._seen, self._looks = mark, 0
             return
@@ -95,7 +95,7 @@ class Watcher(threading.Thread):
             return
         self._looks = -_AGAIN
         try:
-            file = limits_file.load(self._path)
+            file = admin_file.load(self._path)
         except Malformed as error:
             warn(f"torcharena: {error}; what it said before holds on")
             return
@@ -154,7 +154,7 @@ def said(admin: Admin) -> str:
     if admin.file is None:
         return "it is gone, and with it its caps"
     device = admin.devices[0] if admin.devices else None
-    caps = {scope: admin.least(scope, device) for scope in limits_file.SCOPES}
+    caps = {scope: admin.least(scope, device) for scope in admin_file.SCOPES}
     held = [
         f"{scope} {format_size(size)}" for scope, size in caps.items() if size is not None
     ]

@@ -11,11 +11,11 @@ from typing import Any
 
 from ..loading import core
 from ..sizes import format_size
-from .batch_calls import Call
-from .batch_ranks import Ranks
-from .batch_sizes import Try
+from .calls import Call
 from .failures import Grades, let_go, why_out_of_memory
+from .ranks import Ranks
 from .rollback import Rollback
+from .search import Try
 
 __all__ = ["Card"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import sizes
-from .limits_file import MATCHES, MODES, SCOPES, AdminFile, Cap, Malformed, TenantRule
+from .admin_file import MATCHES, MODES, SCOPES, AdminFile, Cap, Malformed, TenantRule
 
 __all__ = ["parse"]
 

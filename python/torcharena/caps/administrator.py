@@ -1,7 +1,7 @@
 """What the administrator's file makes of this process: caps, tenant, ledger.
 
 Made by `enable`, completed when CUDA is up and the devices are known, changed by the thread
-of `limits_live`; always under `state.lock`. In mode enforce what cannot hold is an error
+of `watching`; always under `state.lock`. In mode enforce what cannot hold is an error
 that keeps the arena from being installed; in observe it is a warning."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from .. import state
 from ..loading import log, warn
-from . import ledgers, limits_file, limits_hardware, tenants
-from .limits_file import AdminFile, Cap, Malformed
+from . import admin_file, hardware, ledgers, tenants
+from .admin_file import AdminFile, Cap, Malformed
 
 __all__ = ["Admin", "Device", "begin", "devices", "path"]
 
@@ -96,9 +96,9 @@ class Admin:
         least = self.least("process", device)
         dmem = device.dmem if device else None
         if dmem is not None and (not self.enforces or least is None or dmem < least):
-            return limits_hardware.DMEM
+            return hardware.DMEM
         found = [cap for size, cap in self.caps("process", device) if size == least]
-        return self.file.where(found[0]) if self.file and found else limits_file.PATH
+        return self.file.where(found[0]) if self.file and found else admin_file.PATH
 
     def before_cuda(self, keeper: Any) -> None:
         """Puts the process's cap where it is known without a device."""
@@ -166,7 +166,7 @@ def path() -> str:
     """The administrator's file; on simulated GPUs that of TORCHARENA_SIM_LIMITS, else ""."""
     if ledgers.simulated():
         return os.environ.get("TORCHARENA_SIM_LIMITS", "")
-    return limits_file.PATH
+    return admin_file.PATH
 
 
 def begin(environment: dict[str, Any]) -> Admin:
@@ -174,7 +174,7 @@ def begin(environment: dict[str, Any]) -> Admin:
     say something else, and its caps could not hold."""
     file, problem = None, ""
     try:
-        file = limits_file.load(path()) if path() else None
+        file = admin_file.load(path()) if path() else None
     except Malformed as error:
         if error.mode == "enforce":
             raise RuntimeError(refusal(str(error))) from None
@@ -215,7 +215,7 @@ def devices(library: Any) -> list[Device]:
             facts["total"],
             facts["name"],
             facts["mig"],
-            limits_hardware.cgroup_cap(_bus(index)),
+            hardware.cgroup_cap(_bus(index)),
         )
         for index, facts in enumerate(_probes(library, first))
         if not facts["reason"]
@@ -227,7 +227,7 @@ def _bus(index: int) -> str:
         return ""
     import torch
 
-    return limits_hardware.bus_of(torch.cuda.get_device_properties(index))
+    return hardware.bus_of(torch.cuda.get_device_properties(index))
 
 
 def _probes(library: Any, first: Any) -> Iterable[Any]:
