@@ -61,7 +61,7 @@ FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_tsan := -O1 -fsanitize=thread
 CFLAGS_ALL := -g -std=c11 -D_GNU_SOURCE= -fvisibility=hidden -fexceptions \
               -fno-omit-frame-pointer -pthread -Wall -Wextra -Wconversion -Wshadow \
-              -Icsrc/include -Icsrc/core -Icsrc -MMD -MP
+              -Icsrc/include -Icsrc/core -Icsrc -MMD -MP $(if $(CI),-Werror)
 
 define build_way
 OBJECTS_$(1) := $$(patsubst %.c,build/$(1)/%.o,$$(C_SOURCES))
