@@ -163,7 +163,9 @@ def clang_format(fix: bool = False) -> str:
     if fix:
         return run([name, "-i", *files])
     said = run([name, "--dry-run", "-Werror", *files])
-    off = sorted({line.split(":")[0] for line in said.splitlines() if ": error: " in line})
+    off = sorted(
+        {line.split(":")[0] for line in said.splitlines() if ": error: " in line}
+    )
     return f"{' '.join(off) or said}: make format mends these" if said else ""
 
 
@@ -227,7 +229,9 @@ def main(arguments: list[str]) -> int:
     checks = FIXES if fix else CHECKS
     # All checks at once but for the formatters, which write: `run` keeps to the cores.
     with ThreadPoolExecutor(1 if fix else len(checks)) as pool:
-        found = {name: pool.submit(outcome, name, check, lacking) for name, check in checks}
+        found = {
+            name: pool.submit(outcome, name, check, lacking) for name, check in checks
+        }
         for name, one in found.items():
             try:
                 text = one.result()
