@@ -146,11 +146,16 @@ def compile_with(compiler: str) -> str:
 
 
 def clang_tidy() -> str:
+    """The analyzer follows a function's paths for a third of its own measure, in a quarter of
+    the time; with TA_TEST_LONG set, for all of it."""
     name = tool("clang-tidy")
     sources, _ = c_sources()
+    depth = ["-Xclang", "-analyzer-config", "-Xclang", "max-nodes=75000"]
+    if os.environ.get("TA_TEST_LONG"):
+        depth = []
     return each(
         [
-            [name, "--quiet", source, "--", *LANGUAGE, *includes(source)]
+            [name, "--quiet", source, "--", *LANGUAGE, *depth, *includes(source)]
             for source in sources
             if not source.startswith("tests/")
         ]

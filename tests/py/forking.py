@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = str(Path(__file__).resolve().parent)
-WAITING = 2  # processes that are kept, of the environments used last
+WAITING = 2  # processes that are kept, of the environments used most
 SERVER = f"""
 import sys
 import torch
@@ -35,7 +35,8 @@ exec(_code, globals())
 class Server:
     def __init__(self, options: tuple[str, ...], env: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        self.socket, self.said = ours, tempfile.TemporaryFile()
+        self.socket, self.runs = ours, 0
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115: as long as the process
         self.process = subprocess.Popen(
             [sys.executable, *options, "-c", SERVER, str(theirs.fileno())],
             env=env,
@@ -94,10 +95,11 @@ def run(
     server = _servers.pop(key, None)
     if server is None or server.process.poll() is not None:
         while len(_servers) >= WAITING:
-            _servers.pop(next(iter(_servers))).end()
+            _servers.pop(min(_servers, key=lambda one: _servers[one].runs)).end()
         server = Server(options, env)
     request = {"argv": arguments, "cwd": cwd or os.getcwd()}
     code, out, err = server.run(request, timeout)
+    server.runs += 1
     _servers[key] = server
     return subprocess.CompletedProcess(arguments, code, out, err)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import textwrap
 from pathlib import Path
@@ -20,6 +21,13 @@ from torcharena.rehearsal.values import Values
 values = Values()
 values.__enter__()
 """
+
+
+def port() -> str:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def missing() -> str:

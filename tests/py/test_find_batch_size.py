@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -117,9 +116,7 @@ dist.destroy_process_group()
 
 @long
 def test_ranks_agree() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = simulated.port()
     environment = simulated.environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ranks = [
         subprocess.Popen(

@@ -227,7 +227,7 @@ def test_a_launcher_with_two_ranks(tmp_path: Path) -> None:
     )
     code, found, said = rehearse(
         tmp_path, script, "--gpus", "2", "--allocator", "native",
-        program=["torchrun", "--nproc-per-node", "2", "--master-port", "29537", "program.py"],
+        program=["torchrun", "--nproc-per-node", "2", "--master-port", simulated.port(), "program.py"],
     )  # fmt: skip
     assert code == 0, said
     assert sorted(p["rank"] for p in found["processes"]) == ["0", "1"]

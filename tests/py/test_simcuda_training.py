@@ -228,7 +228,7 @@ def test_collectives_of_one_rank() -> None:
         dist.destroy_process_group()
         """,
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29511",
+        MASTER_PORT=simulated.port(),
     )
 
 
