@@ -84,7 +84,8 @@ def cuda_include() -> str | None:
     for home in homes:
         if home and (Path(home) / "include" / "cuda.h").is_file():
             return str(Path(home) / "include")
-    for start in (ROOT / ".venv", Path(sysconfig.get_paths()["purelib"])):
+    # The tests' environment may be in the making: it comes last.
+    for start in (Path(sysconfig.get_paths()["purelib"]), ROOT / ".venv"):
         for header in start.glob("**/nvidia/*/include/cuda.h"):
             return str(header.parent)
     return None

@@ -595,7 +595,9 @@ def pool_hooks_drop_the_gil() -> None:
     thread.start()
     assert under_way.wait(60)
     holding.ta_torch_pool_end(0, Id(9, 9))
-    assert ended.is_set()  # a filter that could not have the GIL is given up after a second
+    assert (
+        ended.is_set()
+    )  # a filter that could not have the GIL is given up after a second
     thread.join()
     assert core.ta_pool_release(allocator, 0, Id(9, 9)) == 0
 

@@ -13,14 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_core import FakeCore
 
-
 # Files by the time that they take: the longest come first, so that no worker is left with
 # one of them at the end (`--no-loadscope-reorder` keeps this order).
-LONGEST = """rehearse_runs gpu_cases_simulated ranks compat simcuda_training spill_simulated
-    rehearse_breadth hooks_simulated pools_simulated reports_training find_batch_size
-    rehearse_report notebooks simcuda_values benchmarks rehearse_compile integrations packaging
-    reports_edges out_of_memory graphs installing isolation limits limits_shared soak
-    simcuda_libraries simcuda_runtime simcuda_inside bench truths modules""".split()
+LONGEST = (
+    *("rehearse_runs", "gpu_cases_simulated", "ranks", "compat", "simcuda_training"),
+    *("spill_simulated", "rehearse_breadth", "pools_simulated", "reports_training"),
+    *("find_batch_size", "rehearse_report", "notebooks", "hooks_simulated", "benchmarks"),
+    *("simcuda_values", "rehearse_compile", "integrations", "packaging", "reports_edges"),
+    *("out_of_memory", "graphs", "installing", "isolation", "limits", "limits_shared"),
+    *("soak", "simcuda_libraries", "simcuda_runtime", "simcuda_inside", "truths"),
+)
 
 
 @pytest.hookimpl(trylast=True)

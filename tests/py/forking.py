@@ -36,7 +36,7 @@ class Server:
     def __init__(self, options: tuple[str, ...], env: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
         self.socket, self.runs = ours, 0
-        self.said = tempfile.TemporaryFile()  # noqa: SIM115: as long as the process
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, *options, "-c", SERVER, str(theirs.fileno())],
             env=env,

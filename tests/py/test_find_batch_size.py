@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forking
 import pytest
 import simulated
 
@@ -26,14 +27,8 @@ CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
     ],
 )
 def test_cases(allocator: str, names: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(CASES), allocator, *names.split()],
-        env=simulated.environment(),
-        capture_output=True,
-        text=True,
-        timeout=simulated.TIMEOUT,
-        check=False,
-    )
+    arguments = (str(CASES), allocator, *names.split())
+    done = forking.run(*arguments, env=simulated.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
 
