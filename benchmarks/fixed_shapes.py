@@ -45,9 +45,9 @@ def gpt_step(model: Any, optimizer: Any, tokens: Any) -> None:
 def gpt(steps: int) -> Iterator[None]:
     """GPT with AdamW; the loss is never read, so the host runs ahead."""
     import torch
-    from torcharena import demo_train
+    from torcharena.demo.train import build
 
-    model = demo_train.build(torch)
+    model = build(torch)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
     for _ in range(steps):
         gpt_step(
@@ -59,9 +59,9 @@ def gpt(steps: int) -> Iterator[None]:
 def gpt_prefetch(steps: int) -> Iterator[None]:
     """The same, its batches copied on a stream of their own and given to record_stream."""
     import torch
-    from torcharena import demo_train
+    from torcharena.demo.train import build
 
-    model = demo_train.build(torch)
+    model = build(torch)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
     side = torch.cuda.Stream()
     pinned = torch.randint(0, WORDS, (BATCH, LENGTH + 1)).pin_memory()

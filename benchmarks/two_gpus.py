@@ -41,9 +41,9 @@ BATCH, SHORTEST, LONGEST, WORDS = 8, 128, 1024, 16384
 def model_of(way: str) -> Any:
     """The demo's GPT, wrapped."""
     import torch
-    from torcharena import demo_train
+    from torcharena.demo.train import build
 
-    model = demo_train.build(torch)
+    model = build(torch)
     if way == "ddp":
         device = torch.cuda.current_device()
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])

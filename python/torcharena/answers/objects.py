@@ -11,8 +11,8 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from . import state
-from .loading import core
+from .. import state
+from ..loading import core
 
 __all__ = ["Handle", "MemPool", "install", "received"]
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import conf, torch_checkpoints, torch_snapshot, torch_stats
-from .caps import table
-from .loading import core, pass_on, warn
-from .state import when_cuda_is_up
+from .. import conf
+from ..caps import table
+from ..loading import core, pass_on, warn
+from ..state import when_cuda_is_up
+from . import checkpoints, snapshot, stats
 
 __all__ = ["install", "mem_get_info", "replaced"]
 
@@ -54,7 +55,7 @@ def _memory_stats(device: int) -> dict[str, Any]:
     raw = library.stats(_device(device))
     # A snapshot takes its time: only where a graph pool is there to be told of.
     pools = library.snapshot(device) if newer and raw["pool_arenas"] else ()
-    return torch_stats.nested(raw, newer=newer, segments=pools)
+    return stats.nested(raw, newer=newer, segments=pools)
 
 
 def _newer() -> bool:
@@ -107,14 +108,14 @@ def memory_snapshot(wanted: Sequence[Any] | None = None) -> dict[str, Any]:
     events, runs = _at_one_moment(library, count, with_traces)
     traces: list[list[dict[str, Any]]] = []
     for device in range(count if with_traces else 0):
-        mapped = torch_snapshot.Mapped(
+        mapped = snapshot.Mapped(
             (run["address"], run["address"] + run["size"]) for run in runs[device]
         )
-        traces.append(torch_snapshot.trace(events, device, mapped, _History.skip))
+        traces.append(snapshot.trace(events, device, mapped, _History.skip))
     pass_on()
     host: dict[str, Any] = {"host_segments": [], "host_traces": []} if _newer() else {}
     return host | {
-        "segments": torch_snapshot.segments((run for dev in runs for run in dev), pool),
+        "segments": snapshot.segments((run for dev in runs for run in dev), pool),
         "device_traces": traces if with_traces else [[] for _ in range(count)],
         "allocator_settings": _settings(),
         "external_annotations": [],
@@ -353,8 +354,8 @@ _REPLACED: dict[str, Callable[..., Any]] = {
         "catch torch.OutOfMemoryError, whose text says what held the memory, and call "
         "torch.cuda.memory._snapshot() there",
     ),
-    "_cuda_getCheckpointState": torch_checkpoints.get,
-    "_cuda_setCheckpointPoolState": torch_checkpoints.put,
+    "_cuda_getCheckpointState": checkpoints.get,
+    "_cuda_setCheckpointPoolState": checkpoints.put,
     "_cuda_checkPoolLiveAllocations": _check_pool,
     "_cuda_memoryMetadataSupported": lambda: False,
     "_cuda_setMemoryMetadata": _set_metadata,
@@ -385,13 +386,13 @@ def install(torch: ModuleType) -> None:
         if hasattr(torch._C, name):
             _original[name] = getattr(torch._C, name)
             setattr(torch._C, name, function)
-    torch_checkpoints.install(torch, _original.get("_cuda_setCheckpointPoolState"))
+    checkpoints.install(torch, _original.get("_cuda_setCheckpointPoolState"))
     cudart = getattr(torch._C, "_cudart", None)
     if cudart is not None:
         _original["_cudart.cudaMemGetInfo"] = cudart.cudaMemGetInfo
         cudart.cudaMemGetInfo = mem_get_info
 
-    from . import torch_objects, torch_profiler
+    from . import objects, profiler
 
-    torch_objects.install(torch)
-    torch_profiler.install(torch)
+    objects.install(torch)
+    profiler.install(torch)

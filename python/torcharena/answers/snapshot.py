@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .reports.lines import frames_of
+from ..reports.lines import frames_of
 
 __all__ = ["Mapped", "segments", "trace"]
 

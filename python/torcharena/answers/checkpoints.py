@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .loading import core
+from ..loading import core
 
 __all__ = ["State", "get", "install", "put"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from .loading import core, warn
-from .state import cuda_is_initialized, when_cuda_is_up
+from ..loading import core, warn
+from ..state import cuda_is_initialized, when_cuda_is_up
 
 __all__ = ["install"]
 

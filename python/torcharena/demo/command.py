@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .sizes import format_size
+from ..sizes import format_size
 
 __all__ = ["main"]
 
@@ -93,7 +93,7 @@ def _run(
     command = [
         sys.executable,
         "-m",
-        "torcharena.demo_train",
+        "torcharena.demo.train",
         allocator,
         str(steps),
         str(cap),
@@ -104,13 +104,13 @@ def _run(
         if not k.startswith(("PYTORCH_", "TORCHARENA_"))
     }
     environment["PYTHONWARNINGS"] = "ignore"
-    package = str(Path(__file__).parent.parent)
+    package = str(Path(__file__).parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(
         [package, *filter(None, [environment.get("PYTHONPATH")])]
     )
     title = _NAMES[allocator] + (f" under {format_size(cap)}" if cap else "")
     if simulated:
-        from . import rehearsal
+        from .. import rehearsal
 
         environment = rehearsal.environment("16GiB", 1, "native", environment)
     if allocator == "expandable":
