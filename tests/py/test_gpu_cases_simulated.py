@@ -104,7 +104,7 @@ def test_two_ranks(way: str, launcher: str) -> None:
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("model", ["gpt", "gpt_prefetch", "cnn", "checkpointed"])
 def test_fixed_shapes(model: str) -> None:
-    found = fixed_shapes.run_child(model, steps=8, warm=5, timeout=240)
+    found = fixed_shapes.run(model, steps=8, warm=5, timeout=240)
     assert "error" not in found, fixed_shapes.line(found)
     assert found["maps"][0] > 0
     if model in fixed_shapes.RECORDING:

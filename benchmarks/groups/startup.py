@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .progress import Progress
-from .runs import run_program
-from .store import Store
-from .turns import Failed, Player
+from ..harness.progress import Progress
+from ..harness.runs import run_program
+from ..harness.store import Store
+from ..harness.turns import Failed, Player
 
 __all__ = ["CONTENDERS", "SIZES", "run"]
 
@@ -38,7 +38,7 @@ def back(
 ) -> str:
     """One fresh process for each case. What went wrong, or nothing."""
     for size, piece in cases:
-        player = Player(name, "benchmarks.startup_player", [name])
+        player = Player(name, "benchmarks.groups.startup_player", [name])
         try:
             hello = player.hello()
             store.on(hello["machine"])

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .store import Store
+from ..harness.store import Store
 
 __all__ = ["spill_tables"]
 

@@ -1,6 +1,6 @@
 """One run of a program in this process, under a contender and, where asked for, a cap.
 
-    python -m benchmarks.program PROGRAM CONTENDER [--cap BYTES] [--turns]
+    python -m benchmarks.harness.program PROGRAM CONTENDER [--cap BYTES] [--turns]
 
 A program is a script of benchmarks/programs by its name, or ``loop:NAME``. Prints what it
 prints, and last a line ``RESULT {...}``: peaks in bytes, the seconds of each step, what the
@@ -13,7 +13,6 @@ device having done all of it, and says what the step took; the result comes last
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import runpy
 import sys
@@ -21,12 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .catalogue import command
 from .contenders import NAMES, install, out_of_memory
 from .machine import machine
-from .rehearsals import command
+from .runs import tell
 from .turns import Pipe
 
-RESULT = "RESULT "
 # What the arena counts of a step; `slow` is the time of the requests that needed a page, waits
 # included.
 COUNTED = ("page_moves", "waits", "slow_allocations", "slow_seconds", "wait_seconds")
@@ -108,7 +107,7 @@ def run(
 
 def main(arguments: list[str] | None = None) -> None:
     """Ends the process without teardown: some plug-ins do not survive one."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.program")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.harness.program")
     parser.add_argument("program")
     parser.add_argument("contender", choices=NAMES)
     parser.add_argument("--cap", type=int)
@@ -122,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     if pipe is not None:
         pipe.say({"result": found})
     else:
-        print(RESULT + json.dumps(found), flush=True)
+        tell(found)
     sys.stderr.flush()
     os._exit(0)
 

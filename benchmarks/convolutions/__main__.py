@@ -30,11 +30,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .building import ROOT
-from .contenders import environment
-from .convolution_lists import Backend, Calls, Failed, ask
-from .convolution_logs import Tree, graphs
-from .truths import ALONE, PROGRAMS, RECORD
+from ..harness.building import ROOT
+from ..harness.catalogue import ALONE, PROGRAMS
+from ..harness.contenders import environment
+from ..truths import RECORD
+from .lists import Backend, Calls, Failed, ask
+from .logs import Tree, graphs
 
 WANTED = ("detector_boxes", "loop:resnet50_multiscale", "unet_denoise", "dqn_replay")
 SOURCE = Path(__file__).with_name("convolutions.c")
@@ -44,7 +45,7 @@ LOG = "CONVOLUTIONS_LOG"  # the beginning of the name of a process's log
 
 
 def child_program(program: str) -> None:
-    from .truths import child
+    from ..truths import child
 
     child(program, "arena")
 
@@ -79,7 +80,7 @@ def child_calls(folder: Path) -> None:
     """The driver's calls of a handle, a heuristic, a plan; the machine."""
     import torch
 
-    from .machine import machine
+    from ..harness.machine import machine
 
     told: dict[str, Any] = {}
     trees: list[Tree] = []

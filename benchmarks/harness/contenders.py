@@ -9,7 +9,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .building import ROOT, build_floor, compiler
@@ -192,7 +191,3 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, MemoryError)) and (
         "out_of_memory" in text or "Maximum pool size exceeded" in text
     )
-
-
-def programs_folder() -> Path:
-    return ROOT / "benchmarks" / "programs"

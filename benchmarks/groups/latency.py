@@ -18,12 +18,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .building import build_core
-from .comparing import ratio_bound
-from .machine import host
-from .progress import Progress
-from .store import Store
-from .turns import Failed, Player, close_all
+from ..harness.building import build_core
+from ..harness.comparing import ratio_bound
+from ..harness.machine import host
+from ..harness.progress import Progress
+from ..harness.store import Store
+from ..harness.turns import Failed, Player, close_all
 
 __all__ = ["CASES", "CONTENDERS", "run", "run_core"]
 
@@ -140,7 +140,8 @@ def run(
     for generation in range(generations if cases else 0):
         begin = time.monotonic()
         players = [
-            Player(name, "benchmarks.latency_player", [name, str(room)]) for name in names
+            Player(name, "benchmarks.groups.latency_player", [name, str(room)])
+            for name in names
         ]
         try:
             players, said = greeted(players, store)

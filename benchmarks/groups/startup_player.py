@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any
 
-from .contenders import install
-from .machine import machine
-from .turns import serve
+from ..harness.contenders import install
+from ..harness.machine import machine
+from ..harness.turns import serve
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""Starts `benchmarks.program` in processes of its own and reads what they say: how packing and
-caps run a program. A program of several ranks is a process for each."""
+"""Children: starts them, waits, and reads what they say; and how a child says it, `tell`.
+
+`run_program` starts `program`, which runs a benchmark's program; of several ranks a process
+for each. `run_child` starts any other."""
 
 from __future__ import annotations
 
@@ -14,21 +16,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from .building import ROOT
+from .catalogue import RANKS
 from .contenders import environment
-from .program import RESULT
 
 __all__ = [
-    "RANKS",
     "devices",
     "free_port",
     "ranks_environment",
     "run_child",
     "run_program",
+    "tell",
     "wait_all",
 ]
 
-# Programs that are several processes, each on a GPU of its own.
-RANKS = {"shard_pair": 2}
+RESULT = "RESULT "  # begins the line in which a child says its figures
 NVLS = ("NCCL_NVLS_ENABLE", "0")  # multicast: not every host has it set up
 
 
@@ -56,7 +57,7 @@ def run_program(
     """The figures, of the worst rank where there are several; ``out_of_memory`` where memory
     ran out in any; ``error`` where anything else went wrong."""
     count = RANKS.get(program, 1)
-    command = [sys.executable, "-m", "benchmarks.program", program, contender]
+    command = [sys.executable, "-m", "benchmarks.harness.program", program, contender]
     command += [] if cap is None else ["--cap", str(cap)]
     port = free_port() if count > 1 else 0
     begin = time.monotonic()
@@ -84,8 +85,22 @@ def run_program(
     return found
 
 
-def run_child(command: list[str], env: dict[str, str], timeout: float) -> dict[str, Any]:
-    """What one process says, as of `run_program`."""
+def tell(figures: dict[str, Any]) -> None:
+    """A child's last word."""
+    print(RESULT + json.dumps(figures), flush=True)
+
+
+def run_child(
+    command: list[str],
+    env: dict[str, str],
+    timeout: float,
+    *,
+    mark: str = RESULT,
+    whole: bool = False,
+) -> dict[str, Any]:
+    """What one process says, as of `run_program`, and beside an ``error`` the end of what it
+    wrote to ``stderr``. ``mark`` begins its line. ``whole``: what it said counts only where
+    it ended well, too."""
     try:
         done = subprocess.run(
             command,
@@ -98,7 +113,9 @@ def run_child(command: list[str], env: dict[str, str], timeout: float) -> dict[s
         )
     except subprocess.TimeoutExpired:
         return judge([], True, timeout)
-    return judge([(done.returncode, done.stdout, done.stderr)], False, timeout)
+    out = "" if whole and done.returncode else done.stdout
+    found = judge([(done.returncode, out, done.stderr)], False, timeout, mark)
+    return found | {"stderr": done.stderr[-4000:]} if "error" in found else found
 
 
 def wait_all(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:
@@ -122,13 +139,15 @@ def wait_all(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:
     return False
 
 
-def judge(said: list[tuple[int, str, str]], late: bool, timeout: float) -> dict[str, Any]:
+def judge(
+    said: list[tuple[int, str, str]], late: bool, timeout: float, mark: str = RESULT
+) -> dict[str, Any]:
     """Of each rank's exit code, output and errors, what came of the run."""
     found = []
     for _, out, _ in said:
-        lines = [line for line in out.splitlines() if line.startswith(RESULT)]
+        lines = [line for line in out.splitlines() if line.startswith(mark)]
         if lines:
-            found.append(dict(json.loads(lines[-1][len(RESULT) :])))
+            found.append(dict(json.loads(lines[-1][len(mark) :])))
     for one in found:
         if "out_of_memory" in one:
             return one

@@ -16,9 +16,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .contenders import install
-from .machine import machine
-from .turns import serve
+from ..harness.contenders import install
+from ..harness.machine import machine
+from ..harness.turns import serve
 
 clock = time.perf_counter_ns
 WARM = 30  # calls before each block: other processes had the caches

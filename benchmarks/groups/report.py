@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .building import ROOT
-from .contenders import CONTENDERS
+from ..harness.building import ROOT
+from ..harness.contenders import CONTENDERS
+from ..harness.store import Store
 from .latency import CASES, name_of
 from .packing import ratio
 from .spill_report import spill_tables
-from .store import Store
 
 __all__ = ["RESULTS", "document", "main", "tables"]
 

@@ -1,6 +1,6 @@
 """One run of `benchmarks.spill`, in this process.
 
-    python -m benchmarks.spill_child '{"what": "train", ...}'
+    python -m benchmarks.groups.spill_child '{"what": "train", ...}'
 
 Prints a line ``RESULT {...}``: seconds of each step, losses, peaks in bytes, what was sent.
 Bytes a second are of copies between pinned memory and the device, measured in the same run."""
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .program import RESULT
+from ..harness.runs import tell
 
 GIB = 1 << 30
 HOST = "96GiB"
@@ -188,7 +188,7 @@ def pinned_rates(size: int) -> dict[str, float]:
     """GB/s of pinned copies to the host, to the device, and of each way with both at once."""
     import torch
 
-    from .host_pages import pinned_rates as measured
+    from ..host_pages import pinned_rates as measured
 
     out, back, both = measured(size)
     gc.collect()
@@ -201,7 +201,7 @@ def place_rate(size: int) -> float:
     import torch
     from torcharena.spill.host_tensors import ArenaTensors
 
-    from .host_pages import seconds
+    from ..host_pages import seconds
 
     there = ArenaTensors("benchmark").flat(size, torch.device("cuda", 0))
     floats = there.view(torch.float32).zero_()
@@ -223,7 +223,7 @@ def state(spec: dict[str, Any]) -> dict[str, Any]:
     import torch
     import torcharena
 
-    from .host_pages import seconds
+    from ..host_pages import seconds
 
     torcharena.enable(spill=HOST)
     count = spec["count"]
@@ -274,7 +274,7 @@ def rival(spec: dict[str, Any]) -> dict[str, Any]:
     whole()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    from .host_pages import seconds
+    from ..host_pages import seconds
 
     took = seconds(whole, times=5)
     stats = torch.cuda.memory_stats()
@@ -380,8 +380,8 @@ def main(arguments: list[str]) -> None:
     spec = json.loads(arguments[0])
     import torch
 
-    from .contenders import out_of_memory
-    from .machine import machine
+    from ..harness.contenders import out_of_memory
+    from ..harness.machine import machine
 
     try:
         found = WHAT[spec["what"]](spec)
@@ -393,7 +393,7 @@ def main(arguments: list[str]) -> None:
         found = {"error": "out of memory: " + str(error)[:300]}
     found["machine"] = machine()
     torch.cuda.synchronize()
-    print(RESULT + json.dumps(found), flush=True)
+    tell(found)
     sys.stderr.flush()
     os._exit(0)
 

@@ -1,6 +1,6 @@
 /* replay_core.c - replays trace files through the core, with no Python.
  *
- *     gcc -O2 -std=c11 -D_GNU_SOURCE -pthread -Icsrc/core benchmarks/replay_core.c \
+ *     gcc -O2 -std=c11 -D_GNU_SOURCE -pthread -Icsrc/core benchmarks/c/replay_core.c \
  *         $(find csrc/core -name "*.c") csrc/driver/{replay,nulldriver,sim,oracle}*.c -lm -o replay_core
  *     ./replay_core [OPTIONS] FILE.trace...
  *
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../csrc/driver/replay.h"
+#include "../../csrc/driver/replay.h"
 
 static const char usage[] =
     "usage: replay_core [OPTIONS] FILE.trace[.xz]...\n"

@@ -15,13 +15,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .machine import host
-from .progress import Progress
-from .rehearsals import rehearse
-from .runs import RANKS, run_program
-from .store import Store
-from .truths import ALONE
-from .truths import PROGRAMS as TRUE_PROGRAMS
+from ..harness.catalogue import ALONE, RANKS
+from ..harness.catalogue import PROGRAMS as TRUE_PROGRAMS
+from ..harness.machine import host
+from ..harness.progress import Progress
+from ..harness.runs import run_program
+from ..harness.store import Store
+from ..rehearsals import rehearse
 
 __all__ = ["CONTENDERS", "NEW", "PROGRAMS", "line", "run", "run_rehearsed"]
 

@@ -1,6 +1,6 @@
 /* convolutions.c - what a program asks of cuDNN's backend interface, and what it answers.
  *
- * Preloaded by benchmarks/convolutions.py, which reads what is written. Every call is passed
+ * Preloaded by benchmarks.convolutions, which reads what is written. Every call is passed
  * on to the next library that has it and then put down as a line; calls that cuDNN makes of
  * itself are not. Descriptors go by their addresses, in order of the calls. Lines:
  *

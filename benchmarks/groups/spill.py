@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .contenders import environment
-from .progress import Progress
-from .runs import run_child
-from .store import Store
+from ..harness.contenders import environment
+from ..harness.progress import Progress
+from ..harness.runs import run_child
+from ..harness.store import Store
 
 __all__ = ["PARTS", "run"]
 
@@ -64,7 +64,12 @@ class Runs:
 
     def child(self, spec: dict[str, Any]) -> Row:
         spec = {"small": self.small, **spec}
-        command = [sys.executable, "-m", "benchmarks.spill_child", json.dumps(spec)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.groups.spill_child",
+            json.dumps(spec),
+        ]
         env = environment("arena") | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         limit = min(self.timeout, max(self.until - time.monotonic(), 10))
         return run_child(command, env, limit)

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..harness.catalogue import RANKS
+from ..harness.progress import Progress
+from ..harness.runs import run_program
+from ..harness.store import Store
 from .packing import figures
-from .progress import Progress
-from .runs import RANKS, run_program
-from .store import Store
 
 __all__ = ["CONTENDERS", "STEP", "requested", "run", "search"]
 

@@ -1,7 +1,7 @@
 /* core_latency.c - what an alloc and a free of mapped memory take in the core alone.
  *
  *     gcc -O2 -std=c11 -D_GNU_SOURCE= -fexceptions -pthread -Icsrc/core \
- *         benchmarks/core_latency.c $(find csrc/core -name "*.c") \
+ *         benchmarks/c/core_latency.c $(find csrc/core -name "*.c") \
  *         csrc/driver/nulldriver.c -lm -o core_latency
  *     ./core_latency [--json] [--rounds N] [--threads N...] [LIVE...]
  *
@@ -21,8 +21,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "../csrc/driver/nulldriver.h"
-#include "../csrc/include/torcharena.h"
+#include "../../csrc/driver/nulldriver.h"
+#include "../../csrc/include/torcharena.h"
 
 #define PAIRS 200000
 #define MIB ((size_t)1 << 20)

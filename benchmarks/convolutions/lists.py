@@ -7,7 +7,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from .convolution_logs import DESCRIPTOR, HANDLE, Tree
+from .logs import DESCRIPTOR, HANDLE, Tree
 
 __all__ = ["Backend", "Calls", "Failed", "ask"]
 

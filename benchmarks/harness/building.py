@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["ROOT", "build_core", "build_floor", "compiler"]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-O2", "-std=c11", "-D_GNU_SOURCE=", "-fexceptions", "-fvisibility=hidden"]
 
 
@@ -53,7 +53,7 @@ def build(name: str, sources: list[Path], flags: list[str], depends: list[Path])
 
 def build_floor() -> Path:
     """The plug-in that does nothing."""
-    source = ROOT / "benchmarks" / "floor.c"
+    source = ROOT / "benchmarks" / "c" / "floor.c"
     return build("libfloor.so", [source], ["-shared", "-fPIC"], [])
 
 
@@ -61,7 +61,7 @@ def build_core() -> Path:
     """The program that times the core alone."""
     csrc = ROOT / "csrc"
     sources = [
-        ROOT / "benchmarks" / "core_latency.c",
+        ROOT / "benchmarks" / "c" / "core_latency.c",
         *sorted((csrc / "core").rglob("*.c")),
         csrc / "driver" / "nulldriver.c",
     ]

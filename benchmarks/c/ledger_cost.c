@@ -1,7 +1,7 @@
 /* ledger_cost.c - what a cap that processes share costs.
  *
  *     gcc -O2 -std=c11 -D_GNU_SOURCE= -fexceptions -pthread -Icsrc/core \
- *         benchmarks/ledger_cost.c \
+ *         benchmarks/c/ledger_cost.c \
  *         $(find csrc/core -name "*.c") csrc/driver/nulldriver.c -lm -o ledger_cost
  *     ./ledger_cost [--json] [--directory DIR] [SLOTS...]
  *
@@ -16,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../csrc/core/clock.h"
-#include "../csrc/core/ledger/ledger.h"
-#include "../csrc/driver/nulldriver.h"
+#include "../../csrc/core/clock.h"
+#include "../../csrc/core/ledger/ledger.h"
+#include "../../csrc/driver/nulldriver.h"
 
 #define GPU "GPU-0"
 #define PAGE TA_DEFAULT_PAGE

@@ -14,12 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..harness.catalogue import RANKS
+from ..harness.comparing import paired_ratio, upper_bound
+from ..harness.progress import Progress
+from ..harness.runs import run_program
+from ..harness.store import Store
+from ..harness.turns import Failed, Player, close_all
 from .caps import requested
-from .comparing import paired_ratio, upper_bound
-from .progress import Progress
-from .runs import RANKS, run_program
-from .store import Store
-from .turns import Failed, Player, close_all
 
 __all__ = ["LABELS", "run", "sittings"]
 
@@ -72,7 +73,7 @@ def play(
             "--turns",
             *([] if cap is None else ["--cap", str(cap)]),
         ]
-        players.append(Player(name, "benchmarks.program", arguments, label))
+        players.append(Player(name, "benchmarks.harness.program", arguments, label))
     steps: dict[str, list[dict[str, Any]]] = {label: [] for label in caps}
     results: dict[str, dict[str, Any]] = {}
     wrong: list[str] = []
