@@ -122,7 +122,7 @@ def trees_backward() -> None:
     from torch._inductor import config
 
     config.triton.slow_path_cudagraph_asserts = True
-    torcharena.enable()  # unwatched: the oracle takes what a capture frees for still in use
+    begin()
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 64)

@@ -63,7 +63,7 @@ def test_life(name: str) -> None:
     on_the_simulated_gpu(LIFE, *name.split())
 
 
-@pytest.mark.parametrize("names", ["shared", "profiled,pools,trees", "unshared"])
+@pytest.mark.parametrize("names", ["shared", "profiled,pools,trees,trees_backward", "unshared"])
 def test_holes(names: str) -> None:
     on_the_simulated_gpu(HOLES, names)
 
