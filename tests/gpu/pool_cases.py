@@ -592,9 +592,9 @@ def enabled() -> None:
     # torch_memory_saver: what a graph captures has no pool of its own to sleep in.
     graph = torch.cuda.CUDAGraph()
     for asked in ({"tag": "graph"}, {"enable_cpu_backup": True}):
-        with raises(RuntimeError, next(iter(asked)), "cuda_graph", "enable()"):
-            with torch_memory_saver.cuda_graph(graph, **asked):
-                pass
+        captured = torch_memory_saver.cuda_graph(graph, **asked)
+        with raises(RuntimeError, next(iter(asked)), "cuda_graph", "enable()"), captured:
+            pass
     with torch_memory_saver.cuda_graph(graph):
         held + 1
     del graph

@@ -187,7 +187,9 @@ def _judge_backend(asked: str | None, kept: bool) -> None:
 
 
 def _judge_captured(tag: str, kept: bool) -> None:
-    asked = f"tag={tag!r}" if tag != _DEFAULT else "enable_cpu_backup=True" if kept else ""
+    asked = (
+        f"tag={tag!r}" if tag != _DEFAULT else "enable_cpu_backup=True" if kept else ""
+    )
     if asked:
         raise RuntimeError(
             f"torch_memory_saver.cuda_graph({asked}): torcharena is the process's allocator "
