@@ -178,6 +178,7 @@ struct ta_arena {
     bool asleep; /* with its region. Written under device.pages and `lock` */
     bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
     bool orphan; /* its pool is over: it takes no requests any more */
+    bool restoring; /* no free begins that needs device.pages. Under that and `lock` */
     ta_device *device;
     ta_stream_state *stream;
     ta_region *region; /* NULL: none */
