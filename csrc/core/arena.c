@@ -37,7 +37,7 @@ bool ta_arena_restock(ta_arena *arena)
         arena->spares++;
     }
     for (size_t i = 0; i < sizeof slab->holes / sizeof *slab->holes; i++) {
-        slab->holes[i].left = arena->spare_holes;
+        slab->holes[i].spare = arena->spare_holes;
         arena->spare_holes = &slab->holes[i];
     }
     return true;
@@ -77,13 +77,13 @@ static void drop_block(ta_arena *arena, ta_block *b)
 static ta_hole *new_hole(ta_arena *arena)
 {
     ta_hole *h = arena->spare_holes;
-    arena->spare_holes = h->left;
+    arena->spare_holes = h->spare;
     return h;
 }
 
 static void drop_hole(ta_arena *arena, ta_hole *h)
 {
-    h->left = arena->spare_holes;
+    h->spare = arena->spare_holes;
     arena->spare_holes = h;
 }
 

@@ -87,7 +87,11 @@ struct ta_block {
  * anywhere else. */
 struct ta_hole {
     uint64_t addr, size;
-    ta_block *first, *last;
+    union {
+        ta_block *first;
+        ta_hole *spare; /* the next: it may stand in a tree still (bins.c) */
+    };
+    ta_block *last;
     ta_hole *left, *right; /* tree of its bin, by (size, addr) */
     uint32_t priority, unmapped, bin;
 };
@@ -132,10 +136,15 @@ struct ta_chunk {
 #define TA_BINS (TA_BIN_EXACT + 34u * TA_BIN_SPLIT)
 #define TA_BIN_WORDS ((TA_BINS + 63u) / 64u)
 
-/* A hole is in the bin of its size; word bits: a bin has holes; top bits: a word has bits. */
+/* A hole stands in the bin of its size, but `moved` where (was_size, was_addr) belongs, and is
+ * no hole at all if it is gone; word bits: a bin has a tree; top bits: a word has bits.
+ *     count = holes in the trees - (1 if moved and gone) */
 typedef struct ta_bins {
     uint64_t top;
+    ta_hole *moved; /* NULL: all stand where they belong */
+    uint64_t was_size, was_addr;
     uint32_t random;
+    bool gone;
     size_t count;
     uint64_t words[TA_BIN_WORDS];
     ta_hole *root[TA_BINS];
