@@ -59,8 +59,13 @@ typedef enum ta_state {
  * and a hole of several blocks has none that owns nothing. */
 struct ta_block {
     uint64_t addr, size;
-    ta_block *prev, *next; /* by address, within the chunk */
     ta_chunk *chunk;
+    union {
+        uint64_t changes; /* live: the arena's when it was cut out */
+        uint64_t tick;    /* free: when the owned pages became idle */
+    };
+    /* What neighbours look at lies in one line of the processor's (arena.c): */
+    ta_block *prev, *next; /* by address, within the chunk */
     ta_state state;
     bool listed; /* free: in the arena's list of idle memory */
     bool broken; /* held: pages under it that the driver neither lets us use nor unmaps */
@@ -69,13 +74,11 @@ struct ta_block {
             uint64_t requested;
             ta_use *uses;
             uint64_t serial;
-            uint64_t changes; /* the arena's when it was cut out */
             ta_block *pending_prev, *pending_next;
         };
         struct {           /* free */
             ta_hole *hole; /* right on the first and the last block of the hole */
             uint32_t own_first, own_end; /* page slots of the chunk */
-            uint64_t tick;               /* when the owned pages became idle */
             ta_block *older, *newer;     /* the arena's list of idle memory */
             uint32_t own_mapped;
         };
@@ -210,9 +213,11 @@ struct ta_arena {
     ta_chunk *chunks;
     uint64_t next_chunk_bytes;
     ta_block *pending_first, *pending_last;
-    ta_block *broken; /* linked by pending_next */
-    bool incoming;    /* moving, and pages come: those that are idle can be stolen */
-    void *slabs;      /* what spare blocks and holes were cut from */
+    ta_block *broken;      /* linked by pending_next */
+    bool incoming;         /* moving, and pages come: those that are idle can be stolen */
+    struct ta_slab *slabs; /* what spare blocks and holes were cut from */
+    struct ta_slab *slab_next;   /* of those allocated together, the first not in use */
+    size_t slab_count, slab_run; /* in use; from slab_next on */
     ta_arena *prev,
         *next; /* the device's arenas; guarded by device.pages and `leveling` */
 };
