@@ -17,7 +17,7 @@ from .recording import Recording, mark, record
 from .reports.phases import phase
 from .spill.regions import region, sleep, wake_up
 from .spill.spilling import empty_cache, step
-from .state import enabled
+from .state import enabled, is_rehearsal
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .integrations.figures import tqdm_postfix
     from .integrations.lending import cupy_allocator, rmm_resource
     from .pools.pools import Pool, pool
-    from .rehearsal.api import is_rehearsal, rehearse
+    from .rehearsal.api import rehearse
     from .reports.lines import stacks
     from .reports.notebook import Watch, watch
     from .reports.out_of_memory import free_exceptions, held_by_exceptions, on_oom
@@ -105,7 +105,6 @@ _LATE = {
     "find_batch_size": "batches.batches",
     "free_exceptions": "reports.out_of_memory",
     "held_by_exceptions": "reports.out_of_memory",
-    "is_rehearsal": "rehearsal.api",
     "offload_activations": "spill.offload_saved",
     "offload_optimizer": "spill.offload_optimizers",
     "on_oom": "reports.out_of_memory",

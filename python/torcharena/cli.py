@@ -252,7 +252,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from . import demo
+    from .demo import command as demo
 
     if options.steps < 2:
         raise _Refusal(f"--steps {options.steps}: at least 2")

@@ -133,10 +133,10 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         state.current = before
         raise
 
-    from . import torch_memory
+    from .answers import memory
 
     library.torch_install()
-    torch_memory.install(torch)
+    memory.install(torch)
     torch.cuda._lazy_call(_cuda_is_up)
     if merged["record"] is not None:
         from . import recording

@@ -25,6 +25,7 @@ __all__ = [
     "current",
     "device_index",
     "enabled",
+    "is_rehearsal",
     "lock",
     "needs_cuda",
     "needs_enabled",
@@ -110,6 +111,12 @@ def cuda_is_initialized() -> bool:
 
     initialized: Any = torch.cuda.is_initialized
     return bool(initialized())
+
+
+def is_rehearsal() -> bool:
+    """True in a program that runs on simulated GPUs. ``TORCHARENA_REHEARSAL=1`` says the
+    same without this package."""
+    return os.environ.get("TORCHARENA_REHEARSAL") == "1"
 
 
 def enabled() -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torcharena
 from fake_core import TOTAL, FakeCore
-from torcharena import installing, state, stats, torch_memory
+from torcharena import installing, state, stats
+from torcharena.answers import memory
 from torcharena.caps import (
     admin_file,
     caps,
@@ -67,7 +68,7 @@ def machine(
     monkeypatch.setattr(state, "current", state.State())
     monkeypatch.setattr(installing, "_checked_torch", lambda: torch)
     monkeypatch.setattr(installing, "_allocator", lambda torch, library: object())
-    monkeypatch.setattr(torch_memory, "install", lambda torch: None)
+    monkeypatch.setattr(memory, "install", lambda torch: None)
     monkeypatch.setattr(caps, "_totals", lambda: [TOTAL, TOTAL] if up else None)
     monkeypatch.setattr(caps, "announcement", lambda: "announced")
     for module in (caps, table, stats):

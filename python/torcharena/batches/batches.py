@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..loading import warn
+from ..state import is_rehearsal
 from .calls import Call, Wanted, passing, whole
 from .card import Card
 from .ranks import Ranks
@@ -264,8 +265,6 @@ def _rehearsed(size: int, peak: int, room: int) -> Try:
 
 def _cannot_narrow(card: Card, search: Search, narrow: bool) -> str:
     """Why no rehearsal comes first; empty where one may."""
-    from ..rehearsal.api import is_rehearsal
-
     if not narrow:
         return "not asked for"
     if is_rehearsal():
