@@ -62,7 +62,7 @@ FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_tsan := -O1 -fsanitize=thread
 CFLAGS_ALL := -g -std=c11 -D_GNU_SOURCE= -fvisibility=hidden -fexceptions \
               -fno-omit-frame-pointer -pthread -Wall -Wextra -Wconversion -Wshadow \
-              -Icsrc/include -Icsrc/core -Icsrc -MMD -MP $(if $(CI),-Werror)
+              -Icsrc/include -Icsrc/core -Icsrc -MMD -MP
 
 define build_way
 OBJECTS_$(1) := $$(patsubst %.c,build/$(1)/%.o,$$(C_SOURCES))
@@ -74,6 +74,8 @@ build/$(1)/test_%: build/$(1)/tests/c/test_%.o $$(OBJECTS_$(1))
 	@$$(CC) $$(FLAGS_$(1)) -pthread -o $$@ $$^ -lm
 endef
 $(foreach way,$(WAYS),$(eval $(call build_way,$(way))))
+# Their warnings under the optimiser, which lint leaves to this.
+build/plain/tests/c/%.o: CFLAGS += $(if $(CI),-Werror)
 PROGRAMS := $(foreach way,$(WAYS),$(PROGRAMS_$(way)))
 .SECONDARY:
 
