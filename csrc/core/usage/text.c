@@ -78,6 +78,7 @@ static void add_held(line *l, const held *h)
         {"optimizer state", h->of[TA_CATEGORY_OPTIMIZER_STATE]},
         {"gradients", h->of[TA_CATEGORY_GRADIENT]},
         {"buffers", h->of[TA_CATEGORY_BUFFER]},
+        {"workspaces", h->of[TA_CATEGORY_WORKSPACE]},
         {"other", h->of[TA_CATEGORY_OTHER]},
     };
     const size_t count = sizeof found / sizeof *found;

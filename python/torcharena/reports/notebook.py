@@ -14,6 +14,7 @@ from ..loading import core
 from ..sizes import format_size
 from ..state import DeviceLike, device_index, enabled, needs_cuda, needs_enabled
 from . import phases, timelines
+from .reporting_text import peak_in
 
 __all__ = ["Cell", "State", "Watch", "load", "unload", "watch"]
 
@@ -90,7 +91,7 @@ class Cell(_Shown):
             )
             lines += [
                 f"  {row['path']:<{wide}}{row['entries'] or '':>7}"
-                f"{format_size(row['peak']):>12}{format_size(row['live']):>12}"
+                f"{peak_in(row):>12}{format_size(row['live']):>12}"
                 f"{row['allocations']:>13,}"
                 for row in self.inside
             ]
@@ -157,16 +158,16 @@ def _execute(shell: Any, source: str) -> Any:
 
 def _held(index: int, name: str) -> dict[str, int]:
     """Live bytes of a phase and those inside it, by category."""
-    from .reporting import NOW, category_of, paths_of
+    from .reporting import NOW, category_of, known_phases
 
     library = core()
     blocks = library.usage_blocks(index, NOW)
-    paths = paths_of(library.usage_phases(index))
+    known = known_phases(library.usage_phases(index))
     sums: dict[str, int] = {}
     for _, size, _, phase, category, *_ in blocks:
-        path = paths[phase]
+        path = known[phase].path
         if path == name or path.startswith(f"{name}/"):
-            kind = category_of(category, path)
+            kind = category_of(category, known[phase])
             sums[kind] = sums.get(kind, 0) + size
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 

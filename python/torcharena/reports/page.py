@@ -22,11 +22,12 @@ from .pictures import (
     seconds_text,
     timeline_svg,
 )
-from .reporting_text import module_title, unused_graphs
+from .reporting_text import growth_size, module_title, peak_in, steps_left, unused_graphs
 from .timelines import ORDER, narrowed, squeezed
 
 __all__ = ["compact", "page"]
 
+_LASTS = 1_000_000  # steps; growth that takes longer to fill the device is no alarm
 POINTS = 900  # of the page's timeline: a point is about a pixel
 _MEMORY_COLOURS = {
     "asked for": "#3f78c3",
@@ -147,8 +148,10 @@ def _tiles(data: dict[str, Any]) -> str:
         ("now", format_size(data["now"]["bytes"]), ""),
         ("steps", f"{data['steps']:,}", f"in {seconds_text(data['seconds'])}"),
     ]
+    rows = data["growth"]
+    left = data.get("steps_left")
+    grows = bool(rows) and (left is None or left < _LASTS)
     if data["steps"] >= 6:
-        rows = data["growth"]
         each = sum(row["bytes_per_step"] for row in rows)
         tiles.append(
             (
@@ -158,7 +161,7 @@ def _tiles(data: dict[str, Any]) -> str:
             )
         )
     boxes = "".join(
-        f'<div class="tile{" warn" if name == "growth" and value != "none" else ""}">'
+        f'<div class="tile{" warn" if name == "growth" and grows else ""}">'
         f"<span>{name}</span><strong>{value}</strong><small>{more}</small></div>"
         for name, value, more in tiles
     )
@@ -263,7 +266,7 @@ def _phases(data: dict[str, Any]) -> str:
                 f"{_dot(phase_colour(row['path']))}{_title(name)}",
                 f"{row['entries']:,}" if timed else "",
                 seconds_text(row["seconds"]) if timed else "",
-                format_size(row["peak"]),
+                peak_in(row),
                 format_size(row["kept"]),
                 format_size(row["allocated"]),
                 f"{row['allocations']:,}",
@@ -385,11 +388,14 @@ def _growth(data: dict[str, Any]) -> str:
             + escape(row["category"]),
             _where(row, "<br>"),
             f"{format_size(row['bytes_per_step'])} a step",
-            f"mostly {format_size(row['size'])} each",
+            f"mostly {growth_size(row)}",
         )
         for row in data["growth"]
     ]
-    return _table(("category", "allocated in", "grows by", "blocks"), rows, 2)
+    note = (
+        f'<p class="note">{left}.</p>' if (left := steps_left(data).capitalize()) else ""
+    )
+    return _table(("category", "allocated in", "grows by", "blocks"), rows, 2) + note
 
 
 def _unused(data: dict[str, Any]) -> str:

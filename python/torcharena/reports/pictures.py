@@ -22,6 +22,7 @@ COLOURS = {
     "optimizer state": "#8a63b8",
     "gradient": "#e08a2e",
     "activation": "#37a07a",
+    "workspace": "#b9a545",
     "other": "#8d939c",
 }
 _PHASES = {

@@ -8,7 +8,16 @@ from typing import Any
 
 from ..sizes import format_size
 
-__all__ = ["WIDEST", "comparison", "module_title", "table", "unused_graphs"]
+__all__ = [
+    "WIDEST",
+    "comparison",
+    "growth_size",
+    "module_title",
+    "peak_in",
+    "steps_left",
+    "table",
+    "unused_graphs",
+]
 
 MODULES = 15  # rows of the table
 PHASES = 30
@@ -103,6 +112,11 @@ def _that_fit(columns: list[_Column], names: int, width: int) -> list[_Column]:
     return kept
 
 
+def peak_in(row: dict[str, Any]) -> str:
+    """Of a phase's row: it has a peak where something was allocated in it."""
+    return format_size(row["peak"]) if row["peak"] else "-"
+
+
 def _phases(data: dict[str, Any], width: int) -> list[str]:
     every = data["phases"]
     if not every:
@@ -124,7 +138,7 @@ def _phases(data: dict[str, Any], width: int) -> list[str]:
     columns: list[_Column] = [
         ("times", 7, times, True),
         ("seconds", 9, seconds, True),
-        ("peak", 12, sized("peak"), True),
+        ("peak", 12, peak_in, True),
         ("kept", 12, sized("kept"), True),
         ("allocated", 12, sized("allocated"), True),
         ("allocs", 9, counted("allocations"), True),
@@ -267,12 +281,31 @@ def _growth(data: dict[str, Any]) -> list[str]:
     for row in data["growth"]:
         lines.append(
             f"  {format_size(row['bytes_per_step']):>12} a step  {row['category']}, "
-            f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
+            f"allocated in {_title(row['phase'])}, mostly {growth_size(row)}"
         )
         if row.get("module") or row.get("place"):
             where = ", ".join(row[key] for key in ("module", "place") if row.get(key))
             lines.append(f"{'':>23}in {_end_of(where, 74)}")
-    return lines
+    return [*lines, *([f"    {left}"] if (left := steps_left(data)) else [])]
+
+
+def growth_size(row: dict[str, Any]) -> str:
+    """Of a row of growth: how large, and how often where that is not in every step."""
+    every = row.get("every", 1)
+    often = f", in one step of {every:,}" if every > 1 else ""
+    return f"{format_size(row['size'])} each{often}"
+
+
+def steps_left(data: dict[str, Any]) -> str:
+    """A sentence about when growth ends the program; empty where it is not known."""
+    left = data.get("steps_left")
+    if left is None:
+        return ""
+    if left >= 10_000_000:
+        return "at this rate the memory lasts more than ten million steps"
+    if left >= 100:  # two digits of it are known
+        left = round(left, 2 - len(str(left)))
+    return f"at this rate the memory is full after some {left:,} more steps"
 
 
 def unused_graphs(row: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..loading import core
 from ..spill import spilling
 from ..state import enabled, needs_enabled
-from . import phases
+from . import phases, workspaces
 from .graphs import Graphs
 from .lines import stacks as Stacks
 from .modules import Modules, around_compiled
@@ -493,12 +493,14 @@ def tell_all() -> None:
     """Says of every tracked model's blocks what they are, now."""
     for tracking in trackings():
         tracking.tell()
+    workspaces.tell()
     core().usage_told()
 
 
 def _tell_known() -> None:
     for tracking in trackings():
         tracking.tell_known()
+    workspaces.tell()
     core().usage_told()
 
 
