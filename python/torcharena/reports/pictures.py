@@ -222,7 +222,7 @@ def _peak(data: dict[str, Any], edges: list[str], y: Any, width: int) -> str:
         f'<circle cx="{left}" cy="{y(live[at])}" r="3.2" fill="#fff" stroke="#c8403a" '
         f'stroke-width="1.6"/><text x="{float(left) + move:.0f}" '
         f'y="{max(11.0, float(y(live[at])) - 6):.0f}" text-anchor="{anchor}" '
-        f'font-weight="600">peak {format_size(live[at])}</text>'
+        f'font-weight="600" class="ta-peak">peak {format_size(live[at])}</text>'
     )
 
 

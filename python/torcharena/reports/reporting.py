@@ -6,6 +6,7 @@ what every view of it is made of."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -50,6 +51,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         part.write_bytes(data)
         os.replace(part, whole)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        error.filename, error.filename2 = os.fspath(path), None
+        raise
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -187,6 +192,7 @@ def report(device: DeviceLike = None) -> Report:
                 grown, _room(memory, stats["limit"], look["live"])
             ),
             "unused_graphs": unused,
+            "held_by_errors": _held_by_errors(look["live"]),
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -228,6 +234,34 @@ def _moment(
     return {**moment, "remedies": found}
 
 
+def _held_by_errors(live: int) -> list[dict[str, Any]]:
+    """Tensors that errors which are over keep alive, the largest; none where they are little
+    of what lives."""
+    from .out_of_memory import held_by_exceptions  # which imports this
+
+    held = []
+    with contextlib.suppress(Exception):  # objects of others, which may do anything
+        held = held_by_exceptions()
+    if sum(one.bytes for one in held) * 100 < max(1, live):
+        return []
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for one in held:
+        had = sums.setdefault((one.exception, one.place, one.name), [0, 0])
+        had[0] += 1
+        had[1] += one.bytes
+    ranked = sorted(sums.items(), key=lambda item: -item[1][1])[:HOLDERS]
+    return [
+        {
+            "exception": kind,
+            "place": place,
+            "name": name,
+            "tensors": count,
+            "bytes": size,
+        }
+        for (kind, place, name), (count, size) in ranked
+    ]
+
+
 # --- phases ------------------------------------------------------------------------------
 def paths_of(named: list[Any]) -> list[str]:
     """Paths such as ``step/forward``, by number; phase 0 is the empty path."""
@@ -249,9 +283,9 @@ class Named(NamedTuple):
 
 def known_phases(named: list[Any]) -> list[Named]:
     """All of them, by number."""
-    return [
-        Named(path, one["activations"], one["late"])
-        for path, one in zip(paths_of(named), named, strict=True)
+    told = zip(paths_of(named), named, strict=False)  # of none in a forked child
+    return [Named(path, one["activations"], one["late"]) for path, one in told] or [
+        Named("")
     ]
 
 

@@ -6,12 +6,15 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from ..caps.caps import SOURCES
 from ..sizes import format_size
 
 __all__ = [
     "WIDEST",
+    "cap_source",
     "comparison",
     "growth_size",
+    "held_by_error",
     "module_title",
     "peak_in",
     "steps_left",
@@ -29,6 +32,12 @@ def _title(path: str) -> str:
     return path or "outside phases"
 
 
+def cap_source(data: dict[str, Any]) -> str:
+    """Whose the cap is, in words."""
+    named = SOURCES.get(data["cap_source"], str(data["cap_source"]))
+    return named.removeprefix("torcharena.")
+
+
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
@@ -44,6 +53,8 @@ def table(data: dict[str, Any], width: int = WIDEST) -> str:
         f"{step}, {peak['seconds']:.1f} s after the start"
     )
     reserved = f"reserved at most {format_size(data['reserved_peak'])}"
+    if data["cap"] is not None:
+        reserved += f" of the cap of {format_size(data['cap'])} by {cap_source(data)}"
     whole = f"{first}; {reserved}"
     lines = [
         *([whole] if len(whole) <= width else [first, f"  {reserved}"]),
@@ -67,6 +78,7 @@ def table(data: dict[str, Any], width: int = WIDEST) -> str:
     lines += _holders(peak, width)
     lines += _growth(data)
     lines += _unused(data)
+    lines += _held_by_errors(data)
     lines += _remedies(data["out_of_memory"] or peak)
     lines += _memory(now["memory"])
     lines += ["", f"  counting took {format_size(data['recorder_bytes'])} of host memory"]
@@ -248,7 +260,9 @@ def _refusal(moment: dict[str, Any] | None) -> list[str]:
     if moment is None:
         return []
     held = ", ".join(
-        f"{name} {format_size(size)}" for name, size in moment["categories"].items()
+        f"{name} {format_size(size)}"
+        for name, size in moment["categories"].items()
+        if size * 1000 >= moment["bytes"]  # else not worth its place
     )
     return [
         "",
@@ -329,6 +343,24 @@ def _unused(data: dict[str, Any]) -> list[str]:
         "",
         "  autograd graphs that were never run backward: use torch.no_grad()",
         *(f"    {unused_graphs(row)}" for row in rows),
+    ]
+
+
+def held_by_error(row: dict[str, Any]) -> str:
+    """What an error holds: a variable, where, and how many tensors that is."""
+    many = f" ({row['tensors']:,} tensors)" if row["tensors"] > 1 else ""
+    return f"{row['name']}{many} in {row['place']}, of a {row['exception']}"
+
+
+def _held_by_errors(data: dict[str, Any]) -> list[str]:
+    rows = data.get("held_by_errors")
+    if not rows:
+        return []
+    return [
+        "",
+        "  held by errors that are over, their graphs aside: "
+        "torcharena.free_exceptions() lets go",
+        *(f"  {format_size(row['bytes']):>12}  {held_by_error(row)}" for row in rows),
     ]
 
 

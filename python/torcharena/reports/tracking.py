@@ -322,7 +322,9 @@ def track(
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"track({type(model).__name__}): the model is a torch.nn.Module")
+        raise TypeError(
+            f"track({_kind(model)}): first the model, one torch.nn.Module, then the optimizer"
+        )
     for call in before_track:
         call()
     return begin(model, optimizer, modules=modules, stacks=stacks)
@@ -367,6 +369,13 @@ def _look_at_all() -> None:
     _places = any(tracking.tells_places() for tracking in _all)
 
 
+def _kind(value: Any) -> str:
+    """What was given, as people call it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return type(value).__name__
+
+
 def _several(optimizer: Any) -> list[Any]:
     import torch
 
@@ -376,7 +385,7 @@ def _several(optimizer: Any) -> list[Any]:
         optimizer, Iterable
     ):
         return [optimizer]
-    return list(optimizer)
+    return list(optimizer.values() if isinstance(optimizer, dict) else optimizer)
 
 
 def _inner(optimizer: Any) -> Any:
@@ -386,8 +395,8 @@ def _inner(optimizer: Any) -> Any:
         found = found.optimizer
     if not hasattr(found, "_optimizer_step_post_hooks"):
         raise TypeError(
-            f"track(..., {type(optimizer).__name__}): an optimizer has step hooks, as those "
-            f"of torch.optim do"
+            f"track(..., {_kind(optimizer)}): an optimizer of torch.optim's, one that has its "
+            f"step hooks, or a list of such"
         )
     return found
 
