@@ -631,6 +631,11 @@ def test_remedies_are_ranked_by_what_they_save_here() -> None:
             {"category": "activation", "phase": "backward", "blocks": 5, "bytes": 50},
         ],
     }
+    full = [row["what"] for row in remedies(moment, full_precision=True)]
+    assert (
+        full.index("autocast to bf16")
+        == full.index("half the batch, two steps accumulated") - 1
+    )
     found = [(row["bytes"], row["what"]) for row in remedies(moment)]
     assert found == [
         (500, "train a few adapters only"),

@@ -1,6 +1,7 @@
 /* text.c - what usage adds to the text of a refusal: who held the memory, and what
  * would have saved most. Called by the hooks when a request has been refused, with no lock
- * held; thread-safe. The same estimates as in python/torcharena/reports/remedies.py. */
+ * held; thread-safe. The same estimates as in python/torcharena/reports/remedies.py,
+ * but for bf16: what a model is computed in is not known here. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -106,8 +106,14 @@ def compact(data: dict[str, Any]) -> str:
         "largest holders, growth, device</summary>"
         f"{_categories(data)}{_phases(data)}{_modules(data)}{_holders(data['peak'])}"
         f"{_growth(data)}{_unused(data)}{_held_by_errors(data)}"
-        f"{_remedies(data)}{_memory(data)}</details></div>"
+        f"{_remedies(data)}{_memory(data)}</details>"
     )
+    if data.get("map"):
+        parts.append(
+            '<details style="margin:.5em 0"><summary style="cursor:pointer">pages of the arena'
+            f"</summary>{_map(data['map'])}</details>"
+        )
+    parts.append("</div>")
     return "".join(parts)
 
 

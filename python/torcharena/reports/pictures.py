@@ -39,6 +39,7 @@ _MORE = ("#cf6f9b", "#6fb3b8", "#b8935f", "#8c9fd9", "#9fb84f", "#d6a3c4")
 FULL, IDLE, ON_HOST = "#3f78c3", "#d98a5a", "#a58bc9"
 
 _LEFT, _RIGHT, _TOP = 66, 12, 16  # around a timeline, in its own units
+_APART = 44  # labels of steps
 _STRIP = 12  # height of the row of phases
 
 
@@ -249,15 +250,19 @@ def _step_marks(data: dict[str, Any], x: Any, bottom: int) -> str:
     marks = steps[:: max(1, -(-len(steps) // 200))]
     drawn = "".join(f"M{x(at)} {bottom + 4 + _STRIP}v3" for at, _ in marks)
     parts = [f'<path d="{drawn}" stroke="currentColor" stroke-opacity=".5"/>']
-    last = -1e9
-    for at, step in steps:
-        left = float(x(at))
-        if left - last >= 44:
-            parts.append(
-                f'<text x="{left:.0f}" y="{bottom + 28}" text-anchor="middle" '
-                f'font-size="9" opacity=".6">step {step}</text>'
-            )
-            last = left
+    places = [(float(x(at)), step) for at, step in steps]
+    shown: list[tuple[float, int]] = []
+    for left, step in places:
+        if not shown or left - shown[-1][0] >= _APART:
+            shown.append((left, step))
+    if shown and shown[-1] != places[-1]:  # the last one says how many there were
+        shown = [one for one in shown if places[-1][0] - one[0] >= _APART]
+        shown.append(places[-1])
+    parts += [
+        f'<text x="{left:.0f}" y="{bottom + 28}" text-anchor="middle" '
+        f'font-size="9" opacity=".6">step {step}</text>'
+        for left, step in shown
+    ]
     return "".join(parts)
 
 

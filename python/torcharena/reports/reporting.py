@@ -147,6 +147,7 @@ def report(device: DeviceLike = None) -> Report:
     stats = library.stats(index)
     graphs = [one.graphs for one in tracking.trackings()]
     unused = rows_of(graphs)
+    full_precision = any(one.full_precision() for one in tracking.trackings())
     memory = device_rows(stats, index)
     grown = _growth(now, known, look["step"])
     return Report(
@@ -161,6 +162,7 @@ def report(device: DeviceLike = None) -> Report:
                 known,
                 look["step"],
                 sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
+                full_precision,
             ),
             "out_of_memory": _moment(
                 look["out_of_memory"],
@@ -168,6 +170,7 @@ def report(device: DeviceLike = None) -> Report:
                 known,
                 look["step"],
                 sum(row["alive_bytes"] for row in unused),
+                full_precision,
             )
             if look["out_of_memory"]["requested"]
             else None,
@@ -211,7 +214,12 @@ def _passes(block: modules.Block, step: int, now: int) -> bool:
 
 
 def _moment(
-    when: Any, blocks: modules.Blocks, known: list[Named], step: int, unused: int = 0
+    when: Any,
+    blocks: modules.Blocks,
+    known: list[Named],
+    step: int,
+    unused: int = 0,
+    full_precision: bool = False,
 ) -> dict[str, Any]:
     groups = _groups(blocks, known)
     together: Groups = {}  # whichever module or line: what the remedies are told from
@@ -230,7 +238,7 @@ def _moment(
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
-    found = remedies({**moment, "holders": _largest(together)}, unused)
+    found = remedies({**moment, "holders": _largest(together)}, unused, full_precision)
     return {**moment, "remedies": found}
 
 

@@ -55,6 +55,9 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
+        # Parameters are all float32, and no forward pass was under autocast.
+        self._float32 = False
+        self._autocast = False
         self.graphs = Graphs(self._look, core().usage_unused, bool(optimizers))
         self._modules: Modules | None = None
         self._stacks: Stacks | None = None
@@ -130,6 +133,7 @@ class Tracking:
         name = "evaluation"
         if _torch.is_grad_enabled():
             name = "forward"
+            self._autocast = self._autocast or _torch.is_autocast_enabled()
             self.graphs.forward_begins(module)
         spans.append((name, phases.enter_anew(name)))
 
@@ -264,11 +268,33 @@ class Tracking:
     def _walk(self, model: torch.nn.Module) -> None:
         self._parameters = {}
         self._sharded = False
+        kinds = set()
         for parameter in model.parameters():
             if parameter.is_cuda:
+                kinds.add(parameter.dtype)
                 held = self._parameters.setdefault(parameter.device.index, [])
                 held.append(weakref.ref(parameter))
                 self._sharded = self._sharded or hasattr(parameter, "_local_tensor")
+        plain = self._autocast or not any(_may_autocast(one) for one in model.modules())
+        self._float32 = kinds == {_torch.float32} and plain
+
+    def full_precision(self) -> bool:
+        """Whether all is computed in float32, as far as is known."""
+        return self._float32 and not self._autocast
+
+
+def _may_autocast(module: Any) -> bool:
+    """Whether its forward was wrapped, as accelerate does for autocast, or names that."""
+    forward = getattr(type(module), "forward", None)
+    code = getattr(forward, "__code__", None)
+    replaced = (
+        "forward" in vars(module) and "_orig_mod" not in module._modules
+    )  # compiled
+    return (
+        replaced
+        or hasattr(forward, "__wrapped__")
+        or "autocast" in getattr(code, "co_names", ())
+    )
 
 
 class _Open(threading.local):
