@@ -238,7 +238,7 @@ with tempfile.TemporaryDirectory() as folder:
             max_epochs=2, accelerator="cuda", devices=1, logger=False,
             precision="bf16-mixed", enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=folder, callbacks=callbacks)
+            default_root_dir=folder, callbacks=list(callbacks))
     trainer = trainer_with(Looks(), ArenaCallback(report=path))
     trainer.fit(Module(), loader, loader)
     said["saved"] = {r["path"]: r["entries"] for r in reporting.load(path).data["phases"]}

@@ -14,7 +14,7 @@ from ..loading import core
 from ..sizes import format_size
 from ..state import DeviceLike, device_index, enabled, needs_cuda, needs_enabled
 from . import phases, timelines
-from .reporting_text import peak_in
+from .terminal import peak_in
 
 __all__ = ["Cell", "State", "Watch", "load", "unload", "watch"]
 

@@ -22,7 +22,7 @@ from .pictures import (
     seconds_text,
     timeline_svg,
 )
-from .reporting_text import (
+from .terminal import (
     cap_source,
     growth_size,
     held_by_error,
