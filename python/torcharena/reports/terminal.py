@@ -262,7 +262,7 @@ def _refusal(moment: dict[str, Any] | None) -> list[str]:
     held = ", ".join(
         f"{name} {format_size(size)}"
         for name, size in moment["categories"].items()
-        if size * 1000 >= moment["bytes"]  # else not worth its place
+        if size * 200 >= moment["bytes"]  # else not worth its place
     )
     return [
         "",
