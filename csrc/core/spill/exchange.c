@@ -244,6 +244,7 @@ static ta_status come(ta_device *d, ta_move *m, ta_hand *hand)
     if (is(m, TA_SLOT_HOST)) {
         ta_status status = unmap(d, m);
         if (status) return status;
+        m->page->shut = false;
         ta_slot_become(m->arena, c, m->slot, TA_SLOT_AWAY, m->page);
     }
     if (is(m, TA_SLOT_COMING)) return TA_OK; /* it got so far once */
@@ -310,7 +311,9 @@ bool ta_moves_amiss(const ta_moves *m)
 {
     bool amiss = false;
     for (size_t i = 0; i < m->count && !amiss; i++)
-        amiss = is(&m->at[i], TA_SLOT_AWAY) || is(&m->at[i], TA_SLOT_COMING);
+        amiss =
+            is(&m->at[i], TA_SLOT_AWAY) || is(&m->at[i], TA_SLOT_COMING) ||
+            (is(&m->at[i], TA_SLOT_HOST) && ta_slot_shut(m->at[i].chunk, m->at[i].slot));
     return amiss;
 }
 
@@ -322,21 +325,24 @@ static ta_status touch_slot(ta_device *d, const ta_move *at)
     const uint64_t addr = ta_slot_addr(c, at->slot);
     const int devices = d->access_count;
     ta_arena_lock(at->arena);
-    const bool away = is(at, TA_SLOT_AWAY);
-    ta_host_page *page = away ? c->spilled[at->slot].page : NULL;
+    const bool shut = ta_slot_shut(c, at->slot), away = is(at, TA_SLOT_AWAY);
+    ta_host_page *page = away || shut ? c->spilled[at->slot].page : NULL;
     ta_arena_unlock(at->arena);
-    if (!away) return TA_OK;
-    ta_status status = ta_call_map(d, addr, c->page_bytes, page->handle);
+    if (!page) return TA_OK;
+    ta_status status = shut ? TA_OK : ta_call_map(d, addr, c->page_bytes, page->handle);
     if (status) return status;
     status = ta_call_access(d, addr, c->page_bytes);
-    if (status && !ta_call_unmap(d, addr, c->page_bytes)) return status;
+    if (status && !shut && !ta_call_unmap(d, addr, c->page_bytes)) return status;
     ta_arena_lock(at->arena);
-    c->pages[at->slot] = page->handle;
-    ta_slot_become(at->arena, c, at->slot, TA_SLOT_HOST, page);
+    if (!shut) {
+        c->pages[at->slot] = page->handle;
+        ta_slot_become(at->arena, c, at->slot, TA_SLOT_HOST, page);
+    }
     if (devices != d->access_count) { /* another device came, and did not find it here */
         const ta_status again = ta_call_access(d, addr, c->page_bytes);
         if (!status) status = again;
     }
+    page->shut = status != TA_OK;
     ta_arena_unlock(at->arena);
     return status;
 }
@@ -445,6 +451,7 @@ static ta_status leave(ta_device *d, ta_move *m, bool keep, ta_moves *all)
         give_page(d, m, page, all->release);
     ta_host_page *holds = was.state == TA_SLOT_DEVICE ? m->page : was.page;
     if (was.state == TA_SLOT_DEVICE) m->page = NULL;
+    if (holds) holds->shut = false;
     if (!keep && holds) {
         ta_host_put(d, holds);
         holds = NULL;
