@@ -728,9 +728,9 @@ def train() -> None:
     """The demo's model for some steps, under a cap, and its books at the end."""
     torcharena.enable(limit="8GiB")
     gpu = judged()
-    from torcharena import demo_train
+    from torcharena.demo import train as demo
 
-    demo_train.train(torch, 3)
+    demo.train(torch, 3)
     unbroken(gpu)
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.peak"] > GIB

@@ -146,8 +146,8 @@ def test_never_no_limit(machine: Shared) -> None:
     machine.write('[limits]\ndevice = "1GiB"')
     machine.ledger.chmod(0o700)
     code = (
-        "import os\nfrom torcharena import _autoload; from torcharena.caps import limits_trust\n"
-        "limits_trust.TRUSTED = {0, os.getuid()}\n_autoload.load()\n"
+        "import os\nfrom torcharena import _autoload; from torcharena.caps import trust\n"
+        "trust.TRUSTED = {0, os.getuid()}\n_autoload.load()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

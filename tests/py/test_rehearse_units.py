@@ -13,12 +13,12 @@ from torcharena.rehearsal import (
     api,
     cards,
     command,
-    isolation,
     launch,
     places,
     rehearsing,
     verdict,
 )
+from torcharena.rehearsal.isolation import wrapping
 from torcharena.rehearsal.launch import Run
 from torcharena.rehearsal.report import Outcome, Report
 
@@ -218,9 +218,9 @@ def test_runs_share_what_they_compile(tmp_path: Path) -> None:
     assert folder.is_dir()
     # Where there is no layer over the files, the guard keeps out of it.
     shared = [str(folder)]
-    assert isolation._below(found["TORCHINDUCTOR_CACHE_DIR"], shared)
-    assert not isolation._below(f"{folder}s/inductor", shared)
-    assert not isolation._below(None, shared)
+    assert wrapping._below(found["TORCHINDUCTOR_CACHE_DIR"], shared)
+    assert not wrapping._below(f"{folder}s/inductor", shared)
+    assert not wrapping._below(None, shared)
 
 
 def test_a_launcher_on_path_may_be_of_another_environment(

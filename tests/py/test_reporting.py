@@ -16,7 +16,7 @@ from torcharena.reports import reporting
 from torcharena.reports.device_rows import rows_of
 from torcharena.reports.page import page
 from torcharena.reports.remedies import remedies
-from torcharena.reports.reporting_text import comparison, table
+from torcharena.reports.terminal import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 

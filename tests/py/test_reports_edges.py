@@ -11,7 +11,7 @@ from test_reporting import DATA, run
 from torcharena import phase
 from torcharena.reports import modules, notebook, reporting, tracking
 from torcharena.reports.page import page
-from torcharena.reports.reporting_text import comparison, table
+from torcharena.reports.terminal import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 

@@ -22,7 +22,7 @@ from .pictures import (
     seconds_text,
     timeline_svg,
 )
-from .reporting_text import module_title, unused_graphs
+from .terminal import module_title, unused_graphs
 from .timelines import ORDER, narrowed, squeezed
 
 __all__ = ["compact", "page"]

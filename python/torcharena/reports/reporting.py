@@ -22,7 +22,7 @@ from . import address_map, lines, modules, phases, timelines, tracking
 from .device_rows import device_rows
 from .graphs import rows_of
 from .remedies import remedies
-from .reporting_text import WIDEST, comparison, table
+from .terminal import WIDEST, comparison, table
 
 __all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report", "write_whole"]
 

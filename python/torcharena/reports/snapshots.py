@@ -11,9 +11,9 @@ import os
 import pickle
 from typing import Any
 
+from ..answers.memory import memory_snapshot
 from ..loading import core
 from ..state import needs_cuda, needs_enabled
-from ..torch_memory import memory_snapshot
 from . import lines, phases, reporting, tracking
 
 __all__ = ["annotate", "snapshot"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..loading import core
 from ..spill import spilling
-from ..state import enabled, needs_enabled
+from ..state import enabled, is_rehearsal, needs_enabled
 from . import phases
 from .graphs import Graphs
 from .lines import stacks as Stacks
@@ -339,8 +339,6 @@ def begin(
     if stacks:
         tracking._stacks = Stacks()
     if not enabled():
-        from ..rehearsal.api import is_rehearsal
-
         if not is_rehearsal():
             needs_enabled("track")
         return tracking

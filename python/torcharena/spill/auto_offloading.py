@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..loading import core, log, warn
 from ..sizes import format_size
-from ..state import enabled, needs_enabled
+from ..state import enabled, is_rehearsal, needs_enabled
 from . import offload_optimizers, offload_saved, spilling
 from .host_tensors import HostTensors, host_tensors
 from .link_rates import link_rates
@@ -322,8 +322,6 @@ class AutoOffload:
         if not needed and not self._is_away():
             self._clock.on = False
             return
-        from ..rehearsal.api import is_rehearsal
-
         self._clock.on = not is_rehearsal()  # where nothing takes its time
         chosen = [
             one
@@ -498,11 +496,8 @@ def auto_offload(model: torch.nn.Module, optimizer: Any) -> AutoOffload:
     if not several:
         raise TypeError("auto_offload: no optimizer was given")
     inner = [offload_optimizers.inner(one, "auto_offload") for one in several]
-    if not enabled():
-        from ..rehearsal.api import is_rehearsal
-
-        if not is_rehearsal():
-            needs_enabled("auto_offload")
+    if not enabled() and not is_rehearsal():
+        needs_enabled("auto_offload")
     return AutoOffload(model, list(dict.fromkeys(inner)))
 
 

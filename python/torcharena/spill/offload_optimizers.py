@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..loading import warn
 from ..sizes import format_size
-from ..state import enabled
+from ..state import enabled, is_rehearsal
 from . import regions
 from .host_tensors import ArenaTensors, HostTensors, host_tensors
 
@@ -55,11 +55,8 @@ def offload_optimizer(optimizer: T) -> T:
     (``spill=``), TypeError for what is no optimizer, torch.OutOfMemoryError where host memory
     does not suffice. In a rehearsal of torch's own allocators it does nothing."""
     found = inner(optimizer, "offload_optimizer")
-    if not enabled():
-        from ..rehearsal.api import is_rehearsal
-
-        if is_rehearsal():
-            return optimizer
+    if not enabled() and is_rehearsal():
+        return optimizer
     host = host_tensors("offload_optimizer", _REGION)
     offloaded = _offloaded.get(found)
     if offloaded is None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sizes
 from ..loading import core, pass_on, warn
 from ..sizes import format_size
-from ..state import SizeLike, enabled, needs_enabled
+from ..state import SizeLike, enabled, is_rehearsal, needs_enabled
 from .host_tensors import HostTensors, host_tensors
 from .offload_plan import Learner, Plan, Seen
 
@@ -106,8 +106,6 @@ class offload_activations(contextlib.ContextDecorator):
 
     def _begins(self) -> None:
         if not enabled():
-            from ..rehearsal.api import is_rehearsal
-
             if not is_rehearsal():
                 needs_enabled("offload_activations")
             self._open.append(contextlib.nullcontext())
@@ -417,7 +415,7 @@ class _Pass:
 
     # --- what is where ------------------------------------------------------------------
     def _look_around(self) -> None:
-        from ..torch_memory import mem_get_info
+        from ..answers.memory import mem_get_info
 
         stats = core().stats(self.number)
         self.room = mem_get_info(self.number)[0] + stats["reserved"][0]
