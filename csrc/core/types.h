@@ -338,7 +338,7 @@ struct ta_device {
     uint64_t moves; /* of pages, since ta_trim */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
-    int access_count;
+    atomic_int access_count;    /* grows under `pages`; threads of ours read it without */
     uint64_t limits[TA_LIMIT_SOURCES];
     ta_share *share; /* of a cap that processes share (share.c); NULL: none */
     ta_chunk *spare_chunks;
