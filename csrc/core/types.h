@@ -270,11 +270,19 @@ typedef struct ta_open_pool {
     int calls; /* to the filter, under way */
 } ta_open_pool;
 
-/* Ordinary arenas by (stream, small): read without a lock, written under device.pages. */
+/* Ordinary arenas by (stream, small, region): read without a lock, written under
+ * device.pages. A search that comes by a stranger's arena does not touch it: its lines are
+ * written by another thread all the time. */
+typedef struct ta_arena_slot {
+    _Atomic(ta_arena *) arena; /* written last, once */
+    uintptr_t key;             /* of its stream */
+    const ta_region *region;
+    bool small;
+} ta_arena_slot;
 typedef struct ta_arena_map {
     size_t mask, count;
     struct ta_arena_map *outgrown;
-    _Atomic(ta_arena *) slots[];
+    ta_arena_slot slots[];
 } ta_arena_map;
 
 /* Physical pages of one size that are mapped nowhere. */
