@@ -36,7 +36,8 @@ static ta_status grant(ta_device *d, int other)
     bool known = false;
     for (int i = 0; i < d->access_count; i++) known |= d->access[i] == other;
     if (!known && (!d->plain || d->guard)) { /* plain memory is torch's to share */
-        d->access[d->access_count++] = other;
+        d->access[d->access_count] = other;
+        d->access_count++;
         for (ta_arena *a = d->arenas; a && !status; a = a->next) {
             ta_arena_lock(a);
             for (ta_chunk *c = a->chunks; c && !status; c = c->next)
@@ -131,9 +132,13 @@ static void map_insert(ta_arena_map *map, ta_arena *arena)
 {
     size_t i = ta_arena_home(map, arena->stream->key, arena->small,
                              arena->region ? arena->region->id : 0);
-    while (atomic_load_explicit(&map->slots[i], memory_order_relaxed))
+    while (atomic_load_explicit(&map->slots[i].arena, memory_order_relaxed))
         i = (i + 1) & map->mask;
-    atomic_store_explicit(&map->slots[i], arena, memory_order_release);
+    ta_arena_slot *s = &map->slots[i];
+    s->key = arena->stream->key;
+    s->region = arena->region;
+    s->small = arena->small;
+    atomic_store_explicit(&s->arena, arena, memory_order_release);
     map->count++;
 }
 
@@ -148,7 +153,7 @@ static bool map_reserve(ta_device *d)
     bigger->mask = size - 1;
     bigger->outgrown = map;
     for (size_t i = 0; map && i <= map->mask; i++)
-        if (map->slots[i]) map_insert(bigger, map->slots[i]);
+        if (map->slots[i].arena) map_insert(bigger, map->slots[i].arena);
     atomic_store_explicit(&d->map, bigger, memory_order_release);
     return true;
 }

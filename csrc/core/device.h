@@ -28,9 +28,9 @@ static inline ta_arena *ta_arena_find(const ta_device *device, uintptr_t key, bo
     if (!map) return NULL;
     for (size_t i = ta_arena_home(map, key, small, region ? region->id : 0);;
          i = (i + 1) & map->mask) {
-        ta_arena *a = atomic_load_explicit(&map->slots[i], memory_order_acquire);
-        if (!a || (a->stream->key == key && a->small == small && a->region == region))
-            return a;
+        const ta_arena_slot *s = &map->slots[i];
+        ta_arena *a = atomic_load_explicit(&s->arena, memory_order_acquire);
+        if (!a || (s->key == key && s->small == small && s->region == region)) return a;
     }
 }
 /* Made if it does not exist; of `pool` or `region` where there is one. `pages` held. NULL: no host

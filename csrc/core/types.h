@@ -270,11 +270,19 @@ typedef struct ta_open_pool {
     int calls; /* to the filter, under way */
 } ta_open_pool;
 
-/* Ordinary arenas by (stream, small): read without a lock, written under device.pages. */
+/* Ordinary arenas by (stream, small, region): read without a lock, written under
+ * device.pages. A search that comes by a stranger's arena does not touch it: its lines are
+ * written by another thread all the time. */
+typedef struct ta_arena_slot {
+    _Atomic(ta_arena *) arena; /* written last, once */
+    uintptr_t key;             /* of its stream */
+    const ta_region *region;
+    bool small;
+} ta_arena_slot;
 typedef struct ta_arena_map {
     size_t mask, count;
     struct ta_arena_map *outgrown;
-    _Atomic(ta_arena *) slots[];
+    ta_arena_slot slots[];
 } ta_arena_map;
 
 /* Physical pages of one size that are mapped nowhere. */
@@ -338,7 +346,7 @@ struct ta_device {
     uint64_t moves; /* of pages, since ta_trim */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
-    int access_count;
+    atomic_int access_count;    /* grows under `pages`; threads of ours read it without */
     uint64_t limits[TA_LIMIT_SOURCES];
     ta_share *share; /* of a cap that processes share (share.c); NULL: none */
     ta_chunk *spare_chunks;

@@ -97,6 +97,8 @@ static PyMethodDef methods[] = {
     SOME(usage_set_modules,
          "usage_set_modules(device, addresses, modules) -> int: blocks found"),
     SOME(usage_modules, "usage_modules(device) -> {module: (allocations, bytes)}"),
+    SOME(usage_tell_workspaces,
+         "usage_tell_workspaces(locked) -> int: blocks of cuBLAS that were found"),
     /* place.c */
     SOME(place_enter, "place_enter(module, outermost=False): this thread is in it"),
     SOME(place_leave, "place_leave(module)"),

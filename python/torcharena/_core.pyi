@@ -218,6 +218,7 @@ class Phase(TypedDict):
     spilled: int
     waits: int
     wait_us: float
+    late: float  # bytes a step that outlived theirs by two or more, freed of late
     activations: bool  # what blocks of it are that no category was told of; else other
 
 Sample = tuple[int, int, int, int, tuple[int, ...]]
@@ -405,6 +406,10 @@ def usage_blocks(device: int, moment: int, /) -> list[UsedBlock]:
 def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
     """(microseconds that a sample covers, samples from the start on). A sample: live bytes
     at its highest moment, the most reserved, the leading phase, step, bytes by category."""
+
+def usage_tell_workspaces(locked: bool, /) -> int:
+    """Says which live blocks are workspaces of cuBLAS; how many are. Only for a torch whose
+    maps of them are laid out as csrc/torch/workspaces.h says; ``locked``: with a lock."""
 
 def usage_check() -> str | None: ...
 def usage_set_modules(device: int, addresses: list[int], modules: list[int], /) -> int:

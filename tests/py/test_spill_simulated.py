@@ -52,6 +52,12 @@ def test_more_cases() -> None:
     run("together", *MORE, program=CASES.with_name("spill_more_cases.py"))
 
 
+def test_state_cases() -> None:
+    from spill_more_names import STATE
+
+    run("together", *STATE, program=CASES.with_name("spill_state_cases.py"))
+
+
 def test_copies_are_ordered_with_work() -> None:
     run("ordered")
 

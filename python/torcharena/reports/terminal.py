@@ -6,9 +6,21 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from ..caps.caps import SOURCES
 from ..sizes import format_size
 
-__all__ = ["WIDEST", "comparison", "module_title", "table", "unused_graphs"]
+__all__ = [
+    "WIDEST",
+    "cap_source",
+    "comparison",
+    "growth_size",
+    "held_by_error",
+    "module_title",
+    "peak_in",
+    "steps_left",
+    "table",
+    "unused_graphs",
+]
 
 MODULES = 15  # rows of the table
 PHASES = 30
@@ -18,6 +30,12 @@ _NAMES = 36  # the most of a phase's name
 
 def _title(path: str) -> str:
     return path or "outside phases"
+
+
+def cap_source(data: dict[str, Any]) -> str:
+    """Whose the cap is, in words."""
+    named = SOURCES.get(data["cap_source"], str(data["cap_source"]))
+    return named.removeprefix("torcharena.")
 
 
 def _share(part: int, whole: int) -> str:
@@ -35,6 +53,8 @@ def table(data: dict[str, Any], width: int = WIDEST) -> str:
         f"{step}, {peak['seconds']:.1f} s after the start"
     )
     reserved = f"reserved at most {format_size(data['reserved_peak'])}"
+    if data["cap"] is not None:
+        reserved += f" of the cap of {format_size(data['cap'])} by {cap_source(data)}"
     whole = f"{first}; {reserved}"
     lines = [
         *([whole] if len(whole) <= width else [first, f"  {reserved}"]),
@@ -58,6 +78,7 @@ def table(data: dict[str, Any], width: int = WIDEST) -> str:
     lines += _holders(peak, width)
     lines += _growth(data)
     lines += _unused(data)
+    lines += _held_by_errors(data)
     lines += _remedies(data["out_of_memory"] or peak)
     lines += _memory(now["memory"])
     lines += ["", f"  counting took {format_size(data['recorder_bytes'])} of host memory"]
@@ -103,6 +124,11 @@ def _that_fit(columns: list[_Column], names: int, width: int) -> list[_Column]:
     return kept
 
 
+def peak_in(row: dict[str, Any]) -> str:
+    """Of a phase's row: it has a peak where something was allocated in it."""
+    return format_size(row["peak"]) if row["peak"] else "-"
+
+
 def _phases(data: dict[str, Any], width: int) -> list[str]:
     every = data["phases"]
     if not every:
@@ -124,7 +150,7 @@ def _phases(data: dict[str, Any], width: int) -> list[str]:
     columns: list[_Column] = [
         ("times", 7, times, True),
         ("seconds", 9, seconds, True),
-        ("peak", 12, sized("peak"), True),
+        ("peak", 12, peak_in, True),
         ("kept", 12, sized("kept"), True),
         ("allocated", 12, sized("allocated"), True),
         ("allocs", 9, counted("allocations"), True),
@@ -234,7 +260,9 @@ def _refusal(moment: dict[str, Any] | None) -> list[str]:
     if moment is None:
         return []
     held = ", ".join(
-        f"{name} {format_size(size)}" for name, size in moment["categories"].items()
+        f"{name} {format_size(size)}"
+        for name, size in moment["categories"].items()
+        if size * 200 >= moment["bytes"]  # else not worth its place
     )
     return [
         "",
@@ -267,12 +295,31 @@ def _growth(data: dict[str, Any]) -> list[str]:
     for row in data["growth"]:
         lines.append(
             f"  {format_size(row['bytes_per_step']):>12} a step  {row['category']}, "
-            f"allocated in {_title(row['phase'])}, mostly {format_size(row['size'])} each"
+            f"allocated in {_title(row['phase'])}, mostly {growth_size(row)}"
         )
         if row.get("module") or row.get("place"):
             where = ", ".join(row[key] for key in ("module", "place") if row.get(key))
             lines.append(f"{'':>23}in {_end_of(where, 74)}")
-    return lines
+    return [*lines, *([f"    {left}"] if (left := steps_left(data)) else [])]
+
+
+def growth_size(row: dict[str, Any]) -> str:
+    """Of a row of growth: how large, and how often where that is not in every step."""
+    every = row.get("every", 1)
+    often = f", in one step of {every:,}" if every > 1 else ""
+    return f"{format_size(row['size'])} each{often}"
+
+
+def steps_left(data: dict[str, Any]) -> str:
+    """A sentence about when growth ends the program; empty where it is not known."""
+    left = data.get("steps_left")
+    if left is None:
+        return ""
+    if left >= 10_000_000:
+        return "at this rate the memory lasts more than ten million steps"
+    if left >= 100:  # two digits of it are known
+        left = round(left, 2 - len(str(left)))
+    return f"at this rate the memory is full after some {left:,} more steps"
 
 
 def unused_graphs(row: dict[str, Any]) -> str:
@@ -296,6 +343,24 @@ def _unused(data: dict[str, Any]) -> list[str]:
         "",
         "  autograd graphs that were never run backward: use torch.no_grad()",
         *(f"    {unused_graphs(row)}" for row in rows),
+    ]
+
+
+def held_by_error(row: dict[str, Any]) -> str:
+    """What an error holds: a variable, where, and how many tensors that is."""
+    many = f" ({row['tensors']:,} tensors)" if row["tensors"] > 1 else ""
+    return f"{row['name']}{many} in {row['place']}, of a {row['exception']}"
+
+
+def _held_by_errors(data: dict[str, Any]) -> list[str]:
+    rows = data.get("held_by_errors")
+    if not rows:
+        return []
+    return [
+        "",
+        "  held by errors that are over, their graphs aside: "
+        "torcharena.free_exceptions() lets go",
+        *(f"  {format_size(row['bytes']):>12}  {held_by_error(row)}" for row in rows),
     ]
 
 
