@@ -32,16 +32,21 @@ def missing() -> str:
     return "" if cuda else "this torch is a build without CUDA"
 
 
-def environment(gpu: str = "16GiB", devices: int = 1, **more: str) -> dict[str, str]:
-    """A process's environment with simulated GPUs and this source tree's package."""
+def environment(
+    gpu: str = "16GiB", devices: int = 1, *, real: bool = False, **more: str
+) -> dict[str, str]:
+    """A process's environment with simulated GPUs and this source tree's package. ``real``:
+    the process takes them for real ones, no rehearsal."""
     from torcharena import rehearsal
 
     kept = {
         k: v
         for k, v in os.environ.items()
-        if not k.startswith(("PYTORCH_", "TORCHARENA_"))
+        if not k.startswith(("PYTORCH_", "TORCHARENA_", "TMS_"))
     }
     env = rehearsal.environment(gpu, devices, base=kept)
+    if real:
+        del env["TORCHARENA_REHEARSAL"]
     env["PYTHONPATH"] = str(PACKAGE.parent)
     return env | more
 
@@ -56,15 +61,41 @@ def run(
         # autograd's threads may not be done when backward() returns; where Python ends first
         # on a busy machine, torch aborts ("terminate called ..."), on any allocator.
         text += "\nimport time\ntime.sleep(0.25)\n"
+    return _ended_well(
+        ["-W", "ignore", "-c", text], TIMEOUT, environment(gpu, devices, **more)
+    )
+
+
+def run_program(
+    program: Path,
+    *arguments: str,
+    gpu: str = "16GiB",
+    devices: int = 1,
+    silent: bool = False,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """The same for a file, as those of tests/gpu are, which takes its GPU for a real one.
+    ``silent``: it may write nothing to standard error, no warning either."""
+    return _ended_well(
+        [*([] if silent else ["-W", "ignore"]), str(program), *arguments],
+        2 * TIMEOUT,
+        environment(gpu, devices, real=True, **more),
+        silent,
+    )
+
+
+def _ended_well(
+    arguments: list[str], timeout: float, env: dict[str, str], silent: bool = False
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text],
-        env=environment(gpu, devices, **more),
+        [sys.executable, *arguments],
+        env=env,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, (
+    assert done.returncode == 0 and not (silent and done.stderr), (
         f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     )
     return done
