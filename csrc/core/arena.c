@@ -5,7 +5,9 @@
  * by one while a hole has all of its own. */
 #include "arena.h"
 
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "calls.h"
 #include "check.h"
@@ -13,31 +15,58 @@
 #include "pages/chunk.h"
 #include "count.h"
 #include "events.h"
+#include "huge.h"
 #include "table.h"
 #include "spill/tier.h"
 
 #define CANDIDATES 16 /* best-fitting holes among which the fewest missing pages win */
 
 /* --- spare descriptors ------------------------------------------------------------ */
+/* A hole lies in one line, and of each block what its neighbours look at. */
 typedef struct ta_slab {
-    struct ta_slab *next;
+    _Alignas(TA_LINE) ta_hole holes[128];
     ta_block blocks[128];
-    ta_hole holes[128];
+    struct ta_slab *next; /* of those that were allocated: the first of each run */
 } ta_slab;
+_Static_assert(sizeof(ta_hole) == TA_LINE && sizeof(ta_block) == TA_LINE + TA_LINE / 2,
+               "lines begin at a multiple of either");
+_Static_assert(offsetof(ta_block, prev) == TA_LINE / 2 &&
+                   offsetof(ta_block, hole) < TA_LINE,
+               "links, state and hole in one line");
+
+/* An arena with as many slabs gets so many at once from then on. */
+#define SLAB_RUN (TA_HUGE / sizeof(ta_slab))
+
+static ta_slab *new_slab(ta_arena *arena)
+{
+    if (arena->slab_run) {
+        arena->slab_run--;
+        return arena->slab_next++;
+    }
+    const bool many = arena->slab_count >= SLAB_RUN;
+    ta_slab *slab = many ? ta_huge_alloc(TA_HUGE) : aligned_alloc(TA_LINE, sizeof *slab);
+    if (!slab) return NULL;
+    slab->next = arena->slabs;
+    arena->slabs = slab;
+    arena->slab_next = slab + 1;
+    arena->slab_run = many ? SLAB_RUN - 1 : 0;
+    return slab;
+}
 
 bool ta_arena_restock(ta_arena *arena)
 {
-    ta_slab *slab = calloc(1, sizeof *slab);
+    ta_slab *slab = new_slab(arena);
     if (!slab) return false;
-    slab->next = arena->slabs;
-    arena->slabs = slab;
+    arena->slab_count++;
+    memset(slab->holes, 0, sizeof slab->holes);
+    memset(slab->blocks, 0, sizeof slab->blocks);
     for (size_t i = 0; i < sizeof slab->blocks / sizeof *slab->blocks; i++) {
         slab->blocks[i].next = arena->spare_blocks;
         arena->spare_blocks = &slab->blocks[i];
         arena->spares++;
     }
     for (size_t i = 0; i < sizeof slab->holes / sizeof *slab->holes; i++) {
-        slab->holes[i].left = arena->spare_holes;
+        slab->holes[i].spare = arena->spare_holes;
         arena->spare_holes = &slab->holes[i];
     }
     return true;
@@ -77,13 +106,13 @@ static void drop_block(ta_arena *arena, ta_block *b)
 static ta_hole *new_hole(ta_arena *arena)
 {
     ta_hole *h = arena->spare_holes;
-    arena->spare_holes = h->left;
+    arena->spare_holes = h->spare;
     return h;
 }
 
 static void drop_hole(ta_arena *arena, ta_hole *h)
 {
-    h->left = arena->spare_holes;
+    h->spare = arena->spare_holes;
     arena->spare_holes = h;
 }
 

@@ -3,11 +3,22 @@
 #include "table.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#include "huge.h"
+
+static ta_block **empty(size_t size)
+{
+    const size_t bytes = size * sizeof(ta_block *);
+    if (bytes < TA_HUGE) return calloc(size, sizeof(ta_block *));
+    ta_block **slots = ta_huge_alloc(bytes);
+    return slots ? memset(slots, 0, bytes) : NULL;
+}
 
 bool ta_table_grow(ta_table *table)
 {
     size_t size = table->slots ? (table->mask + 1) * 2 : 64;
-    ta_table bigger = {calloc(size, sizeof(void *)), size - 1, 0};
+    ta_table bigger = {empty(size), size - 1, 0};
     if (!bigger.slots) return false;
     for (size_t i = 0; table->slots && i <= table->mask; i++)
         if (table->slots[i]) ta_table_insert(&bigger, table->slots[i]);

@@ -59,8 +59,13 @@ typedef enum ta_state {
  * and a hole of several blocks has none that owns nothing. */
 struct ta_block {
     uint64_t addr, size;
-    ta_block *prev, *next; /* by address, within the chunk */
     ta_chunk *chunk;
+    union {
+        uint64_t changes; /* live: the arena's when it was cut out */
+        uint64_t tick;    /* free: when the owned pages became idle */
+    };
+    /* What neighbours look at lies in one line of the processor's (arena.c): */
+    ta_block *prev, *next; /* by address, within the chunk */
     ta_state state;
     bool listed; /* free: in the arena's list of idle memory */
     bool broken; /* held: pages under it that the driver neither lets us use nor unmaps */
@@ -69,13 +74,11 @@ struct ta_block {
             uint64_t requested;
             ta_use *uses;
             uint64_t serial;
-            uint64_t changes; /* the arena's when it was cut out */
             ta_block *pending_prev, *pending_next;
         };
         struct {           /* free */
             ta_hole *hole; /* right on the first and the last block of the hole */
             uint32_t own_first, own_end; /* page slots of the chunk */
-            uint64_t tick;               /* when the owned pages became idle */
             ta_block *older, *newer;     /* the arena's list of idle memory */
             uint32_t own_mapped;
         };
@@ -87,7 +90,11 @@ struct ta_block {
  * anywhere else. */
 struct ta_hole {
     uint64_t addr, size;
-    ta_block *first, *last;
+    union {
+        ta_block *first;
+        ta_hole *spare; /* the next: it may stand in a tree still (bins.c) */
+    };
+    ta_block *last;
     ta_hole *left, *right; /* tree of its bin, by (size, addr) */
     uint32_t priority, unmapped, bin;
 };
@@ -132,10 +139,15 @@ struct ta_chunk {
 #define TA_BINS (TA_BIN_EXACT + 34u * TA_BIN_SPLIT)
 #define TA_BIN_WORDS ((TA_BINS + 63u) / 64u)
 
-/* A hole is in the bin of its size; word bits: a bin has holes; top bits: a word has bits. */
+/* A hole stands in the bin of its size, but `moved` where (was_size, was_addr) belongs, and is
+ * no hole at all if it is gone; word bits: a bin has a tree; top bits: a word has bits.
+ *     count = holes in the trees - (1 if moved and gone) */
 typedef struct ta_bins {
     uint64_t top;
+    ta_hole *moved; /* NULL: all stand where they belong */
+    uint64_t was_size, was_addr;
     uint32_t random;
+    bool gone;
     size_t count;
     uint64_t words[TA_BIN_WORDS];
     ta_hole *root[TA_BINS];
@@ -178,6 +190,7 @@ struct ta_arena {
     bool asleep; /* with its region. Written under device.pages and `lock` */
     bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
     bool orphan; /* its pool is over: it takes no requests any more */
+    bool restoring; /* no free begins that needs device.pages. Under that and `lock` */
     ta_device *device;
     ta_stream_state *stream;
     ta_region *region; /* NULL: none */
@@ -201,9 +214,11 @@ struct ta_arena {
     ta_chunk *chunks;
     uint64_t next_chunk_bytes;
     ta_block *pending_first, *pending_last;
-    ta_block *broken; /* linked by pending_next */
-    bool incoming;    /* moving, and pages come: those that are idle can be stolen */
-    void *slabs;      /* what spare blocks and holes were cut from */
+    ta_block *broken;      /* linked by pending_next */
+    bool incoming;         /* moving, and pages come: those that are idle can be stolen */
+    struct ta_slab *slabs; /* what spare blocks and holes were cut from */
+    struct ta_slab *slab_next;   /* of those allocated together, the first not in use */
+    size_t slab_count, slab_run; /* in use; from slab_next on */
     ta_arena *prev,
         *next; /* the device's arenas; guarded by device.pages and `leveling` */
 };

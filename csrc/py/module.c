@@ -61,9 +61,10 @@ static PyMethodDef methods[] = {
     SOME(region_get, "region_get(id) -> dict | None"),
     SOME(region_of, "region_of(address) -> (id, asleep)"),
     /* mempool.c */
-    SOME(mempool_limit, "mempool_limit(region, bytes | None)"),
+    SOME(mempool_limit, "mempool_limit(region, device, bytes | None)"),
     SOME(mempool_held, "mempool_held(region, device) -> int: bytes of segments"),
-    NONE(mempool_refusal, "mempool_refusal() -> str | None: this thread's last, once"),
+    NONE(mempool_refusal,
+         "mempool_refusal() -> (str, device, bytes) | None: this thread's last, once"),
     NONE(mempool_settle, "mempool_settle(): what was freed during a capture goes"),
     NONE(mempool_capturing, "mempool_capturing() -> bool: a stream of torch's is"),
     /* snapshot.c */

@@ -291,12 +291,12 @@ def region_of(address: int, /) -> tuple[int, bool]:
     """The region that holds the address, 0: none; and whether it sleeps."""
 
 # --- pools beside torch's own allocator ----------------------------------------------------
-def mempool_limit(region: int, bytes: int | None, /) -> None:
-    """Of segments that the region's pool may hold on each device."""
+def mempool_limit(region: int, device: int, bytes: int | None, /) -> None:
+    """Of segments that the region's pool may hold on the device."""
 
 def mempool_held(region: int, device: int, /) -> int: ...
-def mempool_refusal() -> str | None:
-    """Why this thread's last request was refused; it is told once."""
+def mempool_refusal() -> tuple[str, int, int] | None:
+    """Why this thread's last request was refused, the device, the segment's bytes; told once."""
 
 def mempool_settle() -> None:
     """What was freed during a capture goes."""

@@ -63,9 +63,14 @@ def test_life(name: str) -> None:
     on_the_simulated_gpu(LIFE, *name.split())
 
 
-@pytest.mark.parametrize("names", ["shared", "profiled,pools,trees", "unshared"])
+@pytest.mark.parametrize("names", ["shared", "unshared"])
 def test_holes(names: str) -> None:
     on_the_simulated_gpu(HOLES, names)
+
+
+def test_holes_in_one_process() -> None:
+    names = ["profiled", "pools", "trees", "trees_backward", "misanswered", "promised"]
+    on_the_simulated_gpu(HOLES, ",".join(names), devices=2)
 
 
 def test_copies_between_devices() -> None:
