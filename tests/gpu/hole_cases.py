@@ -152,14 +152,15 @@ def trees_backward() -> None:
 def promised() -> None:
     """torch's allocate() throws while a pool is set back: its next request of that size is not
     given the block that it would have had."""
-    from torcharena import _core, torch_checkpoints
+    from torcharena import _core
+    from torcharena.answers import checkpoints
 
     begin()
     size = 64 * MIB
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = torch.zeros(size, dtype=torch.uint8, device="cuda")
-    state = torch_checkpoints.get(0, pool.id)
+    state = checkpoints.get(0, pool.id)
     assert [block[0] for block in state.blocks] == [kept.data_ptr()]
     torch.zeros(1, device="cuda:1")
     torcharena.set_limit(torch.cuda.memory_reserved(1), 1)
@@ -168,7 +169,7 @@ def promised() -> None:
             _core.pool_restoring(
                 *state.pool,
                 state.blocks,
-                lambda: torch_checkpoints._set(0, None, [kept.data_ptr()], []),
+                lambda: checkpoints._set(0, None, [kept.data_ptr()], []),
             )
         except torch.OutOfMemoryError:
             pass
