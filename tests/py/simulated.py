@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+import forking
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "torcharena"
 TIMEOUT = 300  # seconds; a busy machine takes ten times what an idle one does
@@ -19,6 +22,13 @@ from torcharena.rehearsal.values import Values
 values = Values()
 values.__enter__()
 """
+
+
+def port() -> str:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def missing() -> str:
@@ -61,9 +71,13 @@ def run(
         # autograd's threads may not be done when backward() returns; where Python ends first
         # on a busy machine, torch aborts ("terminate called ..."), on any allocator.
         text += "\nimport time\ntime.sleep(0.25)\n"
-    return _ended_well(
-        ["-W", "ignore", "-c", text], TIMEOUT, environment(gpu, devices, **more)
+    done = forking.run(
+        *("-c", text),
+        options=("-W", "ignore"),
+        env=environment(gpu, devices, **more),
+        timeout=TIMEOUT,
     )
+    return _ended_well(done)
 
 
 def run_program(
@@ -72,30 +86,34 @@ def run_program(
     gpu: str = "16GiB",
     devices: int = 1,
     silent: bool = False,
+    forked: bool = True,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """The same for a file, as those of tests/gpu are, which takes its GPU for a real one.
-    ``silent``: it may write nothing to standard error, no warning either."""
-    return _ended_well(
-        [*([] if silent else ["-W", "ignore"]), str(program), *arguments],
-        2 * TIMEOUT,
-        environment(gpu, devices, real=True, **more),
-        silent,
-    )
+    ``silent``: it may write nothing to standard error, no warning either. ``forked``: from a
+    process that has torch."""
+    options = () if silent else ("-W", "ignore")
+    env = environment(gpu, devices, real=True, **more)
+    call = [str(program), *arguments]
+    if forked:
+        done = forking.run(*call, options=options, env=env, timeout=2 * TIMEOUT)
+    else:
+        done = subprocess.run(
+            [sys.executable, *options, *call],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=2 * TIMEOUT,
+            check=False,
+        )
+    assert not (silent and done.stderr), done.stderr
+    return _ended_well(done)
 
 
 def _ended_well(
-    arguments: list[str], timeout: float, env: dict[str, str], silent: bool = False
+    done: subprocess.CompletedProcess[str],
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0 and not (silent and done.stderr), (
+    assert done.returncode == 0, (
         f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     )
     return done

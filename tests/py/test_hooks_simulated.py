@@ -22,7 +22,10 @@ pytestmark = pytest.mark.skipif(
 
 def on_the_simulated_gpu(program: Path, *arguments: str, devices: int = 1) -> None:
     """A program that must end well and say nothing on standard error."""
-    simulated.run_program(program, *arguments, devices=devices, silent=True)
+    forked = program.parent != HERE  # whose programs have no torch
+    simulated.run_program(
+        program, *arguments, devices=devices, silent=True, forked=forked
+    )
 
 
 @pytest.mark.parametrize(

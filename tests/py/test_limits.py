@@ -456,10 +456,10 @@ def test_a_child_of_fork_has_a_lock_of_its_own() -> None:
 
     thread = threading.Thread(target=hold)
     thread.start()
-    taken.wait(20)
+    taken.wait(60)
     child = os.fork()
     if child == 0:
-        os._exit(0 if state.lock.acquire(timeout=2) else 1)
+        os._exit(0 if state.lock.acquire(timeout=60) else 1)
     over.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -472,7 +472,7 @@ def test_the_thread_looks_and_ends(machine: Machine) -> None:
     watcher = watchers[0]
     super(watching.Watcher, watcher).start()
     machine.write('[limits]\nprocess = "4GiB"')
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while machine.core.limit(0) != (4 * GIB, "admin") and time.monotonic() < end:
         time.sleep(0.05)
     assert machine.core.limit(0) == (4 * GIB, "admin")

@@ -27,6 +27,21 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
+def test_a_snapshot_imports_no_compiler() -> None:
+    """torch looks frames up in `torch._inductor.codecache`, which it imports for that."""
+    from types import ModuleType
+
+    torch: Any = ModuleType("torch")
+    with places._no_compiled_frames(torch):
+        frames = torch._inductor.codecache.PyCodeCache.stack_frames_for_code
+        assert frames("train.py", 3) is None
+    assert not hasattr(torch, "_inductor")
+    torch._inductor = real = ModuleType("torch._inductor")
+    with places._no_compiled_frames(torch):
+        assert torch._inductor is real
+    assert torch._inductor is real
+
+
 # --- cards ------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ the tensors themselves, to the byte; phases by how often each was entered."""
 from __future__ import annotations
 
 import ast
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -116,9 +115,7 @@ dist.destroy_process_group()
 
 def two_ranks(code: str) -> list[dict[str, Any]]:
     """What each of two processes, a simulated GPU each, printed last."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = simulated.port()
     env = simulated.environment(devices=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ranks = [
         subprocess.Popen(
