@@ -27,38 +27,23 @@ BATCH, LENGTH, WORDS = 8, 512, 16384
 
 
 # --- the loops: each yields after every step ---------------------------------------------
-def gpt_step(model: Any, optimizer: Any, tokens: Any) -> None:
-    """One step of the demo's GPT, bf16 autocast."""
-    import torch
-
-    with torch.autocast("cuda", torch.bfloat16):
-        logits = model(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, WORDS).float(), tokens[:, 1:].reshape(-1)
-        )
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
 def gpt(steps: int) -> Iterator[None]:
     """GPT with AdamW; the loss is never read, so the host runs ahead."""
     import torch
-    from torcharena.demo.train import build
+    from torcharena.demo.train import build, train_step
 
     model = build(torch)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
     for _ in range(steps):
-        gpt_step(
-            model, optimizer, torch.randint(0, WORDS, (BATCH, LENGTH + 1), device="cuda")
-        )
+        tokens = torch.randint(0, WORDS, (BATCH, LENGTH + 1), device="cuda")
+        train_step(torch, model, optimizer, tokens)
         yield
 
 
 def gpt_prefetch(steps: int) -> Iterator[None]:
     """The same, its batches copied on a stream of their own and given to record_stream."""
     import torch
-    from torcharena.demo.train import build
+    from torcharena.demo.train import build, train_step
 
     model = build(torch)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
@@ -69,7 +54,7 @@ def gpt_prefetch(steps: int) -> Iterator[None]:
             tokens = pinned.to("cuda", non_blocking=True)
         torch.cuda.current_stream().wait_stream(side)
         tokens.record_stream(torch.cuda.current_stream())
-        gpt_step(model, optimizer, tokens)
+        train_step(torch, model, optimizer, tokens)
         del tokens
         yield
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import socket
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,21 @@ def missing() -> str:
     return "" if cuda else "this torch is a build without CUDA"
 
 
-def environment(gpu: str = "16GiB", devices: int = 1, **more: str) -> dict[str, str]:
-    """A process's environment with simulated GPUs and this source tree's package."""
+def environment(
+    gpu: str = "16GiB", devices: int = 1, *, real: bool = False, **more: str
+) -> dict[str, str]:
+    """A process's environment with simulated GPUs and this source tree's package. ``real``:
+    the process takes them for real ones, no rehearsal."""
     from torcharena import rehearsal
 
     kept = {
         k: v
         for k, v in os.environ.items()
-        if not k.startswith(("PYTORCH_", "TORCHARENA_"))
+        if not k.startswith(("PYTORCH_", "TORCHARENA_", "TMS_"))
     }
     env = rehearsal.environment(gpu, devices, base=kept)
+    if real:
+        del env["TORCHARENA_REHEARSAL"]
     env["PYTHONPATH"] = str(PACKAGE.parent)
     return env | more
 
@@ -71,6 +77,42 @@ def run(
         env=environment(gpu, devices, **more),
         timeout=TIMEOUT,
     )
+    return _ended_well(done)
+
+
+def run_program(
+    program: Path,
+    *arguments: str,
+    gpu: str = "16GiB",
+    devices: int = 1,
+    silent: bool = False,
+    forked: bool = True,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """The same for a file, as those of tests/gpu are, which takes its GPU for a real one.
+    ``silent``: it may write nothing to standard error, no warning either. ``forked``: from a
+    process that has torch."""
+    options = () if silent else ("-W", "ignore")
+    env = environment(gpu, devices, real=True, **more)
+    call = [str(program), *arguments]
+    if forked:
+        done = forking.run(*call, options=options, env=env, timeout=2 * TIMEOUT)
+    else:
+        done = subprocess.run(
+            [sys.executable, *options, *call],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=2 * TIMEOUT,
+            check=False,
+        )
+    assert not (silent and done.stderr), done.stderr
+    return _ended_well(done)
+
+
+def _ended_well(
+    done: subprocess.CompletedProcess[str],
+) -> subprocess.CompletedProcess[str]:
     assert done.returncode == 0, (
         f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     )

@@ -3,54 +3,29 @@ oracle watching. On a real GPU tests/gpu runs the same cases."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import forking
 import pytest
+import simulated
 
 pytest.importorskip("torcharena._core", reason="the C library is not built")
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LIBRARY = ROOT / "python" / "torcharena" / "lib" / "libcuda.so.1"
+LIBRARY = simulated.PACKAGE / "lib" / "libcuda.so.1"
 CASES = ROOT / "tests" / "gpu" / "cases.py"
 
-if not LIBRARY.exists():
-    import torcharena
-
-    LIBRARY = Path(torcharena.__file__).parent / "lib" / "libcuda.so.1"
 pytestmark = pytest.mark.skipif(
     not LIBRARY.exists(), reason=f"the simulated GPU is not built: no {LIBRARY}"
 )
 
 
-def on_the_simulated_gpu(
-    program: Path, *arguments: str, gpu: str = "16GiB", devices: int = 1
-) -> str:
-    """Standard output of a program that must end well and say nothing else."""
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": str(LIBRARY),
-        "LD_LIBRARY_PATH": str(LIBRARY.parent),
-        "TORCHARENA_SIM_GPU": gpu,
-        "TORCHARENA_SIM_DEVICES": str(devices),
-    }
-    if program.parent == HERE:  # without torch
-        done = subprocess.run(
-            [sys.executable, str(program), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env=environment,
-        )
-    else:
-        done = forking.run(str(program), *arguments, env=environment)
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
-    assert done.stderr == ""
-    return done.stdout
+def on_the_simulated_gpu(program: Path, *arguments: str, devices: int = 1) -> None:
+    """A program that must end well and say nothing on standard error."""
+    forked = program.parent != HERE  # whose programs have no torch
+    simulated.run_program(
+        program, *arguments, devices=devices, silent=True, forked=forked
+    )
 
 
 @pytest.mark.parametrize(
