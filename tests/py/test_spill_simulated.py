@@ -31,7 +31,7 @@ def test_more_cases() -> None:
 def test_state_cases() -> None:
     from spill_more_names import STATE
 
-    run("together", *STATE, program=CASES.with_name("spill_state_cases.py"))
+    simulated.run_program(GPU / "spill_state_cases.py", "together", *STATE)
 
 
 def test_copies_are_ordered_with_work() -> None:
