@@ -22,7 +22,8 @@ demo: ## train a small GPT on the arena, beside torch's own allocators
 test: test-c test-py ## all tests that need no GPU and no long time
 
 test-py: ## pytest, with the real torch (PYTEST= adds arguments)
-	@$(IN_ENV) test -m pytest -q -n 2 --dist loadfile --durations=25 tests/house tests/py $(PYTEST)
+	@$(IN_ENV) test -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	    --durations=40 tests/house tests/py $(PYTEST)
 
 test-long: ## the long tests too: more seeds, longer loops
 	@TA_TEST_LONG=1 $(MAKE) --no-print-directory test-c TEST_TIMEOUT=1800
@@ -61,7 +62,7 @@ FLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_tsan := -O1 -fsanitize=thread
 CFLAGS_ALL := -g -std=c11 -D_GNU_SOURCE= -fvisibility=hidden -fexceptions \
               -fno-omit-frame-pointer -pthread -Wall -Wextra -Wconversion -Wshadow \
-              -Icsrc/include -Icsrc/core -Icsrc -MMD -MP
+              -Icsrc/include -Icsrc/core -Icsrc -MMD -MP $(if $(CI),-Werror)
 
 define build_way
 OBJECTS_$(1) := $$(patsubst %.c,build/$(1)/%.o,$$(C_SOURCES))

@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import caps, latency, packing, report, spill, startup, steps
-from .contenders import pick
-from .runs import devices
-from .store import Store
+from .groups import caps, latency, packing, report, spill, startup, steps
+from .harness.contenders import pick
+from .harness.runs import devices
+from .harness.store import Store
 
 GROUPS = ("core", "latency", "packing", "caps", "steps", "startup", "spill")
 

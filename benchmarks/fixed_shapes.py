@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.building import ROOT
-from benchmarks.contenders import environment
-from benchmarks.machine import machine
-from benchmarks.program import RESULT
+from benchmarks.harness.building import ROOT
+from benchmarks.harness.contenders import environment
+from benchmarks.harness.machine import machine
+from benchmarks.harness.runs import run_child, tell
 
 KINDS = ("reserve", "create", "map", "access", "unmap", "release")
 BATCH, LENGTH, WORDS = 8, 512, 16384
@@ -45,9 +44,9 @@ def gpt_step(model: Any, optimizer: Any, tokens: Any) -> None:
 def gpt(steps: int) -> Iterator[None]:
     """GPT with AdamW; the loss is never read, so the host runs ahead."""
     import torch
-    from torcharena import demo_train
+    from torcharena.demo.train import build
 
-    model = demo_train.build(torch)
+    model = build(torch)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
     for _ in range(steps):
         gpt_step(
@@ -59,9 +58,9 @@ def gpt(steps: int) -> Iterator[None]:
 def gpt_prefetch(steps: int) -> Iterator[None]:
     """The same, its batches copied on a stream of their own and given to record_stream."""
     import torch
-    from torcharena import demo_train
+    from torcharena.demo.train import build
 
-    model = demo_train.build(torch)
+    model = build(torch)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
     side = torch.cuda.Stream()
     pinned = torch.randint(0, WORDS, (BATCH, LENGTH + 1)).pin_memory()
@@ -163,28 +162,12 @@ def count(name: str, steps: int, warm: int) -> dict[str, Any]:
     return found
 
 
-def run_child(name: str, steps: int, warm: int, timeout: float) -> dict[str, Any]:
+def run(name: str, steps: int, warm: int, timeout: float) -> dict[str, Any]:
     """``count`` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.fixed_shapes", "--child", name]
     command += ["--steps", str(steps), "--warm", str(warm)]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment("arena"),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"model": name, "error": f"not done after {timeout:.0f} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT) and done.returncode == 0:
-            return dict(json.loads(line[len(RESULT) :]))
-    return {
-        "model": name,
-        "error": f"exit code {done.returncode}: {done.stderr.strip()[-2000:]}",
-    }
+    found = run_child(command, environment("arena"), timeout, whole=True)
+    return {"model": name} | found
 
 
 def line(row: dict[str, Any]) -> str:
@@ -213,13 +196,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.child:
         found = count(options.child, options.steps, options.warm)
-        print(RESULT + json.dumps(found), flush=True)
+        tell(found)
         return 0
     rows = []
     for name in options.models.split(","):
         if name not in MODELS:
             parser.error(f"{name}: not one of {', '.join(MODELS)}")
-        rows.append(run_child(name, options.steps, options.warm, options.timeout))
+        rows.append(run(name, options.steps, options.warm, options.timeout))
         print(line(rows[-1]), flush=True)
     answer = {"warm": options.warm, "models": rows}
     if options.out:

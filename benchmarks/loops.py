@@ -16,20 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .comparing import largest_difference, paired_ratio, spread, upper_bound
-from .contenders import environment
-from .machine import machine
-from .program import RESULT
+from .harness.catalogue import ALLOCATORS, LOOPS
+from .harness.comparing import largest_difference, paired_ratio, spread, upper_bound
+from .harness.contenders import environment
+from .harness.machine import machine
+from .harness.runs import run_child, tell
 
-NAMES = ("gpt2_varlen", "bert_amp", "resnet50_multiscale", "llama_lora", "moe")
-ALLOCATORS = ("native", "expandable", "arena")
 # What a step may not do once it is warm, where its shapes are fixed.
 MAP_CALLS = ("create", "map", "access", "unmap", "release")
 GIB = float(1 << 30)
@@ -52,7 +50,7 @@ def run_loop(
         torcharena.enable(limit=limit, slack=slack)
     import torch
 
-    from .training import LOOPS
+    from . import training
 
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: run on a GPU, or under `torcharena rehearse`")
@@ -62,7 +60,7 @@ def run_loop(
     calls: list[dict[str, float]] = [driver_calls(allocator)]
     kwargs = {} if steps is None else {"steps": steps}
     start = begin = time.perf_counter()
-    for loss in LOOPS[name](lambda phase: None, **kwargs):
+    for loss in training.LOOPS[name](lambda phase: None, **kwargs):
         now = time.perf_counter()
         times.append(now - begin)
         losses.append(loss)
@@ -114,7 +112,7 @@ def driver_calls(allocator: str) -> dict[str, float]:
 # --- in the parent -----------------------------------------------------------------------
 
 
-def run_child(name: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
+def one_run(name: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
     """One run in a process of its own: its figures, or ``error``."""
     command = [sys.executable, "-m", "benchmarks.loops", "--child", name, allocator]
     if options.steps is not None:
@@ -123,32 +121,8 @@ def run_child(name: str, allocator: str, options: argparse.Namespace) -> dict[st
         command += ["--limit", options.limit]
     if options.slack is not None:
         command += ["--slack", str(options.slack)]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment(allocator),
-            capture_output=True,
-            text=True,
-            timeout=options.timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {
-            "loop": name,
-            "allocator": allocator,
-            "error": f"over {options.timeout} s",
-        }
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return dict(json.loads(line[len(RESULT) :]))
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-    why = last[0] if last else f"exit code {done.returncode}"
-    return {
-        "loop": name,
-        "allocator": allocator,
-        "error": why,
-        "stderr": done.stderr[-4000:],
-    }
+    found = run_child(command, environment(allocator), options.timeout)
+    return {"loop": name, "allocator": allocator} | found
 
 
 def compare(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -243,7 +217,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.loops", description=__doc__
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--loops", default=",".join(NAMES), help="names, by commas")
+    parser.add_argument("--loops", default=",".join(LOOPS), help="names, by commas")
     parser.add_argument(
         "--allocators", default="native,arena", help="of " + ", ".join(ALLOCATORS)
     )
@@ -263,7 +237,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.loops = options.loops.split(",")
     options.allocators = options.allocators.split(",")
-    for given, known in ((options.loops, NAMES), (options.allocators, ALLOCATORS)):
+    for given, known in ((options.loops, LOOPS), (options.allocators, ALLOCATORS)):
         for name in given:
             if name not in known:
                 parser.error(f"{name}: not one of {', '.join(known)}")
@@ -280,7 +254,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, list[dict[str, 
     for repetition in range(options.repeat):
         order = options.allocators if repetition % 2 == 0 else options.allocators[::-1]
         for allocator in order:
-            run = run_child(name, allocator, options)
+            run = one_run(name, allocator, options)
             runs[allocator].append(run)
             said = run.get("error") or (
                 f"{1e3 * statistics.median(late(run)):.1f} ms a step, "
@@ -313,7 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.child:
         name, allocator = options.child
         result = run_loop(name, allocator, options.steps, options.limit, options.slack)
-        print(RESULT + json.dumps(result), flush=True)
+        tell(result)
         return 0
     loops: list[dict[str, Any]] = []
     all_runs: list[dict[str, Any]] = []

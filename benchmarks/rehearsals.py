@@ -27,12 +27,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from .harness.building import ROOT
+from .harness.catalogue import ALLOCATORS, PROGRAMS, command
+
 TRUTH = ROOT / "benchmarks" / "results" / "truth-h200.jsonl"
 DOCS = ROOT / "docs" / "rehearsal.md"
 BEGIN, END = "<!-- rehearsals: begin -->", "<!-- rehearsals: end -->"
 KINDS = ("requested", "reserved")
-ALLOCATORS = ("native", "expandable", "arena")
 # (nine in ten, worst), relative.
 WANTED = {"requested": (0.005, 0.02), "reserved": (0.02, 0.05)}
 ARENA = (0.01, 0.01)  # its own reserved bytes
@@ -41,13 +42,6 @@ ARENA = (0.01, 0.01)  # its own reserved bytes
 def load(path: Path = TRUTH) -> list[dict[str, Any]]:
     """The truth: a row a program and allocator."""
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-
-
-def command(program: str) -> list[str]:
-    """``loop:moe`` is loop.py with the argument moe."""
-    name, _, variant = program.partition(":")
-    script = str(ROOT / "benchmarks" / "programs" / f"{name}.py")
-    return [script, *([variant] if variant else [])]
 
 
 def rehearse(
@@ -203,8 +197,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 with ``--check`` where a figure misses."""
-    from .truths import PROGRAMS
-
     options = parse(arguments)
     truths = load()
     allocators = options.allocators.split(",")

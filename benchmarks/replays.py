@@ -16,7 +16,7 @@ from typing import Any
 
 from torcharena import traces
 
-from .machine import host
+from .harness.machine import host
 
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "traces"
 RATIOS = (None, 1.05, 1.02, 1.01)

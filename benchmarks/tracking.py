@@ -27,10 +27,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .comparing import paired_ratio, upper_bound
-from .loops import NAMES, save
-from .machine import machine
-from .turns import Failed, Player, close_all, serve
+from .harness.catalogue import LOOPS
+from .harness.comparing import paired_ratio, upper_bound
+from .harness.machine import machine
+from .harness.turns import Failed, Player, close_all, serve
+from .loops import save
 
 TURN = 10  # steps; the loops evaluate at every tenth
 WARM = 2  # turns before those that count
@@ -284,7 +285,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.tracking", description=__doc__
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--loops", default=",".join(NAMES), help="names, by commas")
+    parser.add_argument("--loops", default=",".join(LOOPS), help="names, by commas")
     parser.add_argument(
         "--seconds", type=float, default=16, help="of measuring a loop (default 16)"
     )
@@ -300,8 +301,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.loops = options.loops.split(",")
     for name in options.loops:
-        if name not in NAMES:
-            parser.error(f"{name}: not one of {', '.join(NAMES)}")
+        if name not in LOOPS:
+            parser.error(f"{name}: not one of {', '.join(LOOPS)}")
     return options
 
 

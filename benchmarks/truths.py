@@ -26,7 +26,6 @@ import argparse
 import json
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
@@ -34,28 +33,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .contenders import environment
-from .loops import ALLOCATORS, NAMES
-from .rehearsals import TRUTH, command
+from .harness.catalogue import ALLOCATORS, ALONE, PROGRAMS, command
+from .harness.contenders import environment
+from .harness.runs import run_child
+from .rehearsals import TRUTH
 
-__all__ = ["ALONE", "PROGRAMS", "merge", "order", "whole"]
+__all__ = ["merge", "order", "whole"]
 
-PROGRAMS = (
-    "detector_boxes",
-    "lstm_words",
-    "dit_guidance",
-    "trainer_causal",
-    "speech_ctc",
-    "dqn_replay",
-    *(f"loop:{name}" for name in NAMES),
-    "unet_denoise",
-    "vit_ema",
-    "gnn_pool",
-    "compiled_gpt",
-)
-# They set cudnn.benchmark: who runs beside them moves their choice.
-ALONE = ("unet_denoise", "dqn_replay")
-MARK = "TRUTH "
+MARK = "TRUTH "  # of programs/truth.py
 RECORD = "BENCHMARKS_RECORD"  # the file for a child's trace
 
 Key = tuple[str, str]
@@ -133,24 +118,11 @@ def measure(
     env.pop(RECORD, None)
     if record is not None and allocator == "arena" and not program.startswith("loop:"):
         env[RECORD] = str(record / f"{program}.trace.xz")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.truths", "--child", program, allocator],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return row | {"error": f"over {timeout:.0f} s"}
+    argv = [sys.executable, "-m", "benchmarks.truths", "--child", program, allocator]
+    found = run_child(argv, env, timeout, mark=MARK, whole=True)
     seconds = round(time.monotonic() - begin, 1)
-    told = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not told:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        why = last[0] if last else f"exit code {done.returncode}"
-        return row | {"error": why[:300], "seconds": seconds}
-    found = dict(json.loads(told[-1][len(MARK) :]))
+    if "error" in found:
+        return row | {"error": found["error"], "seconds": seconds}
     if (found["program"], found["allocator"]) != (program, allocator):
         return row | {
             "error": f"it ran as {found['program']} under {found['allocator']}",

@@ -25,11 +25,12 @@ from typing import Any
 if __name__ == "__mp_main__":  # a spawned rank: the file's folder is all that it knows
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.building import ROOT
-from benchmarks.comparing import largest_difference, spread
-from benchmarks.contenders import environment
-from benchmarks.loops import ALLOCATORS, GIB
-from benchmarks.runs import NVLS, free_port, ranks_environment, wait_all
+from benchmarks.harness.building import ROOT
+from benchmarks.harness.catalogue import ALLOCATORS
+from benchmarks.harness.comparing import largest_difference, spread
+from benchmarks.harness.contenders import environment
+from benchmarks.harness.runs import NVLS, free_port, ranks_environment, wait_all
+from benchmarks.loops import GIB
 
 WAYS = ("ddp", "fully_shard")
 LAUNCHERS = ("plain", "torchrun", "spawn")
@@ -41,9 +42,9 @@ BATCH, SHORTEST, LONGEST, WORDS = 8, 128, 1024, 16384
 def model_of(way: str) -> Any:
     """The demo's GPT, wrapped."""
     import torch
-    from torcharena import demo_train
+    from torcharena.demo.train import build
 
-    model = demo_train.build(torch)
+    model = build(torch)
     if way == "ddp":
         device = torch.cuda.current_device()
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])

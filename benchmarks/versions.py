@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .rehearsals import ROOT, command
+from .harness.building import ROOT
+from .harness.catalogue import command
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

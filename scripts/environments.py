@@ -192,6 +192,11 @@ def prepare(kind: str) -> Path:
     found = active()
     python = str(found["executable"])
     text = list_text(LISTS[kind])
+    if kind == "lint":
+        # It never changes once it is there: another's long work need not be waited for.
+        venv = VENVS / f"lint-{digest(str(found['python']), python, 'None', text)}"
+        if (venv / ".ready").exists():
+            return venv / "bin" / "python"
     with locked():
         base = None if kind == "lint" else torch_site(found, python)
         venv = VENVS / f"{kind}-{digest(str(found['python']), python, str(base), text)}"

@@ -105,11 +105,11 @@ def put_instead(notebook: dict[str, Any], old: str, new: str) -> None:
 def where() -> str:
     """The GPU that this process uses, for people."""
     import torch
-    from torcharena.rehearsal import api
+    import torcharena
 
     name = torch.cuda.get_device_name()
     version = torch.__version__.partition("+")[0].rpartition(".")[0]
-    if api.is_rehearsal():
+    if torcharena.is_rehearsal():
         return (
             f"a **simulated** {name} (torch {version}): sizes are right, times and losses "
             "mean nothing"

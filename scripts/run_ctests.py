@@ -5,6 +5,8 @@
 A program passes where it exits 0 in time. What it printed is shown where it failed; where
 it passed, its last line. Programs with /tsan/ in their path run without address space
 randomisation, which ThreadSanitizer of older compilers does not survive on newer kernels.
+Those that take longest come first, so that none is left to run alone at the end; those that
+mostly wait run beside the others.
 The last line is `N passed, N failed`: of programs, each in each way it was built.
 """
 
@@ -26,6 +28,24 @@ SANITIZERS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
 }
+
+# Of tests/c, by the seconds that they take.
+LONGEST = ("test_faults", "test_spill_random", "test_random", "test_replay", "test_spill")
+# A crowd of processes that rest now and then: in CI for a minute.
+WAITING = ("test_ledger_crowd",)
+
+
+def in_order(programs: list[str]) -> list[str]:
+    """The slowest first: under TSan, then plain with its checks, then under ASan."""
+
+    def rank(program: str) -> tuple[int, int]:
+        path = Path(program)
+        which = LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST)
+        ways = ("tsan", "plain", "asan")
+        way = path.parent.name
+        return which, ways.index(way) if way in ways else len(ways)
+
+    return sorted(programs, key=rank)
 
 
 def fixed_addresses() -> list[str]:
@@ -71,11 +91,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     prefix = fixed_addresses()
     failed = []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        started = {
-            pool.submit(run, program, options.timeout, prefix): program
-            for program in options.programs
-        }
+    begin = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool, ThreadPoolExecutor(1) as aside:
+        started = {}
+        for program in in_order(options.programs):
+            place = aside if Path(program).name in WAITING else pool
+            started[place.submit(run, program, options.timeout, prefix)] = program
         for done in as_completed(started):
             passed, seconds, text = done.result()
             program = started[done]
@@ -87,6 +108,7 @@ def main(arguments: list[str]) -> int:
                 print(f"FAILED {program} ({seconds:.1f} s)\n{text}\n", flush=True)
     for program in sorted(failed):
         print(f"failed: {program}")
+    print(f"all of them took {time.monotonic() - begin:.0f} s")
     print(
         f"{len(options.programs) - len(failed)} passed, {len(failed)} failed", flush=True
     )

@@ -346,6 +346,19 @@ static ta_arena *lock_arena_of(ta_allocator *a, uint64_t addr)
     return NULL;
 }
 
+/* The same for a free that may need `pages`: not before a pool was set back. */
+static ta_arena *lock_arena_to_free(ta_allocator *a, uint64_t addr)
+{
+    ta_arena *arena;
+    while ((arena = lock_arena_of(a, addr)) && arena->restoring) {
+        ta_device *d = arena->device;
+        unlock(arena);
+        ta_lock_take(&d->pages);
+        ta_lock_drop(&d->pages);
+    }
+    return arena;
+}
+
 /* Recording comes first: it needs `pages`, which stands above the arena's lock. Streams that
  * the block was recorded for are named, as torch's own allocator does; its own stream only
  * where it exists, since that allocator frees a block whose stream is gone. */
@@ -374,7 +387,7 @@ __attribute__((noinline)) static ta_status free_other(ta_allocator *a, void *ptr
 {
     if (!ptr) return TA_OK;
     if (ta_forked(a)) return TA_FORKED;
-    ta_arena *arena = lock_arena_of(a, (uintptr_t)ptr);
+    ta_arena *arena = lock_arena_to_free(a, (uintptr_t)ptr);
     bool exists = false;
     if (arena &&
         !arena->stream->lasts) { /* asked with no lock held, then looked up again */
@@ -382,7 +395,7 @@ __attribute__((noinline)) static ta_status free_other(ta_allocator *a, void *ptr
         ta_stream stream = arena->stream->handle;
         unlock(arena);
         exists = ta_stream_exists(device, stream);
-        arena = lock_arena_of(a, (uintptr_t)ptr);
+        arena = lock_arena_to_free(a, (uintptr_t)ptr);
         exists = exists && arena && arena->stream->handle == stream;
     }
     if (!arena) return TA_INVALID;

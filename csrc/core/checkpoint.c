@@ -6,8 +6,11 @@
  * been captured. No byte moves and no page changes; only the books do.
  *
  * Called by csrc/torch on Python's behalf. `pages` is held throughout: every request for a
- * pool passes there, so meanwhile others can free, and nobody allocates. All is looked at
- * before anything is changed, a refusal changes nothing. */
+ * pool passes there, so meanwhile others can free, and nobody allocates. A free that needs
+ * `pages` itself leaves its block held until then: one under way is let through first, and
+ * from the first look at an arena on (`restoring`) none begins there. All is looked at before
+ * anything is changed, a refusal changes nothing. */
+#include <sched.h>
 #include <stdlib.h>
 
 #include "arena.h"
@@ -20,6 +23,8 @@
 #include "events.h"
 #include "pool.h"
 #include "table.h"
+
+#define PATIENCE_US 2e6 /* far longer than a free takes that has begun */
 
 /* --- a block for the thread's next request -------------------------------------------- */
 static _Thread_local struct {
@@ -156,7 +161,8 @@ static bool has_pages(const ta_chunk *c, const wanted *w, const ta_pool_block *b
     return true;
 }
 
-/* Whether the chunk can be set so; *found counts the wanted that lie in it. */
+/* Whether the chunk can be set so; *found counts the wanted that lie in it. TA_NOT_READY: a
+ * free is under way in it. */
 static ta_status judge_chunk(const ta_chunk *c, const wanted *w, size_t *found)
 {
     size_t i = first_above(w, c->addr);
@@ -170,6 +176,7 @@ static ta_status judge_chunk(const ta_chunk *c, const wanted *w, size_t *found)
     i = begin;
     for (const ta_block *b = c->first; b; b = b->next) {
         if (b->state == TA_FREE || stays(w, b)) continue;
+        if (b->state == TA_HELD) return TA_NOT_READY;
         if (b->state == TA_LIVE && !b->uses) continue; /* it will be freed */
         while (i < w->count && w->blocks[i].addr + w->blocks[i].size <= b->addr) i++;
         const bool covered = i < w->count && w->blocks[i].addr < b->addr + b->size;
@@ -193,12 +200,23 @@ static ta_status judge(ta_device *d, const ta_pool *p, const wanted *w)
         if (atomic_load(&arena->pool) != p) continue;
         ta_pending_poll(d, arena);
         ta_arena_lock(arena);
+        arena->restoring = true;
         if (!stocked_for(arena, w->count)) status = TA_NO_HOST_MEMORY;
         for (const ta_chunk *c = arena->chunks; c && !status; c = c->next)
             status = judge_chunk(c, w, &found);
         ta_arena_unlock(arena);
     }
     return !status && found != w->count ? TA_INVALID : status;
+}
+
+static void let_frees_begin(ta_device *d)
+{
+    for (ta_arena *arena = d->arenas; arena; arena = arena->next) {
+        if (!arena->restoring) continue;
+        ta_arena_lock(arena);
+        arena->restoring = false;
+        ta_arena_unlock(arena);
+    }
 }
 
 static void free_others(ta_arena *arena, const wanted *w, uint64_t tick)
@@ -257,6 +275,18 @@ static void set(ta_device *d, const ta_pool *p, const wanted *w)
     }
 }
 
+/* With `pages` held. */
+static ta_status restore(ta_device *d, ta_pool_id id, const wanted *w)
+{
+    const ta_pool *p = pool_of(d, id);
+    if (!p) return w->count ? TA_INVALID : TA_OK;
+    if (p->users) return TA_BUSY;
+    const ta_status status = judge(d, p, w);
+    if (!status) set(d, p, w);
+    let_frees_begin(d);
+    return status;
+}
+
 ta_status ta_pool_restore(ta_allocator *a, int device, ta_pool_id id,
                           const ta_pool_block *blocks, size_t count)
 {
@@ -276,14 +306,13 @@ ta_status ta_pool_restore(ta_allocator *a, int device, ta_pool_id id,
     status = apart(&w) ? ta_enter(d, saved) : TA_INVALID;
     if (!status) {
         ta_lock_take(&d->pages);
-        const ta_pool *p = pool_of(d, id);
-        if (p && p->users)
-            status = TA_BUSY;
-        else if (p)
-            status = judge(d, p, &w);
-        else if (count)
-            status = TA_INVALID;
-        if (!status && p) set(d, p, &w);
+        const double until = ta_now_us() + PATIENCE_US;
+        while ((status = restore(d, id, &w)) == TA_NOT_READY && ta_now_us() < until) {
+            ta_lock_drop(&d->pages); /* the free under way waits for it */
+            sched_yield();
+            ta_lock_take(&d->pages);
+        }
+        if (status == TA_NOT_READY) status = TA_BUSY;
         ta_lock_drop(&d->pages);
         ta_leave(d, saved);
     }

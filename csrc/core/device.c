@@ -36,7 +36,8 @@ static ta_status grant(ta_device *d, int other)
     bool known = false;
     for (int i = 0; i < d->access_count; i++) known |= d->access[i] == other;
     if (!known && (!d->plain || d->guard)) { /* plain memory is torch's to share */
-        d->access[d->access_count++] = other;
+        d->access[d->access_count] = other;
+        d->access_count++;
         for (ta_arena *a = d->arenas; a && !status; a = a->next) {
             ta_arena_lock(a);
             for (ta_chunk *c = a->chunks; c && !status; c = c->next)

@@ -20,7 +20,10 @@ static inline void ta_emit(const ta_arena *arena, ta_event_kind kind,
                                             .stream = stream,
                                             .addr = block->addr,
                                             .size = block->requested,
-                                            .serial = block->serial});
+                                            .serial = block->serial,
+                                            .pooled = atomic_load_explicit(
+                                                          &arena->pool,
+                                                          memory_order_relaxed) != NULL});
 }
 static inline void ta_emit_pages(const ta_arena *arena, ta_event_kind kind,
                                  const ta_chunk *chunk, uint32_t low, uint32_t high)

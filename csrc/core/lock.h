@@ -3,7 +3,6 @@
 #define TA_LOCK_H
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 
 typedef enum ta_rank {
@@ -28,10 +27,12 @@ typedef struct ta_quick {
 } ta_quick;
 void ta_quick_wait(ta_quick *lock);
 
-/* Held for a few instructions only. */
+/* Held for a few instructions only. Waited for in the same way: a thread of a real-time
+ * policy, which never makes room for others by itself, would keep the holder from going on. */
 typedef struct ta_spin {
     atomic_flag taken;
 } ta_spin;
+void ta_spin_wait(ta_spin *spin);
 
 #ifdef TA_CHECKING
 void ta_rank_push(ta_rank rank);
@@ -81,9 +82,9 @@ static inline void ta_quick_drop(ta_quick *lock, ta_rank rank)
 static inline void ta_spin_take(ta_spin *spin)
 {
     ta_rank_push(TA_RANK_COUNTING);
-    for (int i = 0;
-         atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire);)
-        if (++i % 64 == 0) sched_yield();
+    if (__builtin_expect(
+            atomic_flag_test_and_set_explicit(&spin->taken, memory_order_acquire), 0))
+        ta_spin_wait(spin);
 }
 static inline void ta_spin_drop(ta_spin *spin)
 {

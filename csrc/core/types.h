@@ -190,6 +190,7 @@ struct ta_arena {
     bool asleep; /* with its region. Written under device.pages and `lock` */
     bool moving; /* its pages are being exchanged: none is stolen. Under device.pages */
     bool orphan; /* its pool is over: it takes no requests any more */
+    bool restoring; /* no free begins that needs device.pages. Under that and `lock` */
     ta_device *device;
     ta_stream_state *stream;
     ta_region *region; /* NULL: none */
@@ -345,7 +346,7 @@ struct ta_device {
     uint64_t moves; /* of pages, since ta_trim */
     ta_mark_event *spare_marks;
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
-    int access_count;
+    atomic_int access_count;    /* grows under `pages`; threads of ours read it without */
     uint64_t limits[TA_LIMIT_SOURCES];
     ta_share *share; /* of a cap that processes share (share.c); NULL: none */
     ta_chunk *spare_chunks;

@@ -82,9 +82,10 @@ void ta_oracle_graph_launch(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t 
 
 /* --- blocks ------------------------------------------------------------------------ */
 /* `lane` is the queue of the capture that the stream is in, or TA_NO_QUEUE; `graph` what
- * it becomes, or NULL. */
+ * it becomes, or NULL; `pooled`: the block is a graph pool's. */
 void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size,
-                           uint32_t queue, uint32_t lane, ta_oracle_graph *graph);
+                           uint32_t queue, uint32_t lane, ta_oracle_graph *graph,
+                           bool pooled);
 void ta_oracle_block_record(ta_oracle *oracle, uint64_t addr, uint32_t queue);
 void ta_oracle_block_free(ta_oracle *oracle, uint64_t addr);
 void ta_oracle_block_done(ta_oracle *oracle, uint64_t addr);

@@ -13,6 +13,7 @@ struct ta_oracle_block {
     uint32_t queue, lane; /* lane: of the capture it was allocated in, or TA_NO_QUEUE */
     bool pending;         /* freed, and its bytes not yet usable */
     bool outside;         /* allocated outside every capture */
+    bool pooled; /* of a graph pool, perhaps outside every capture all the same */
     uint32_t count, capacity;
     uint32_t *recorded; /* further queues */
 };
@@ -53,7 +54,8 @@ void ta_oracle_blocks_clear(ta_oracle *oracle)
 }
 
 void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size,
-                           uint32_t queue, uint32_t lane, ta_oracle_graph *graph)
+                           uint32_t queue, uint32_t lane, ta_oracle_graph *graph,
+                           bool pooled)
 {
     const uint64_t high = addr + size;
     const uint32_t user = lane != TA_NO_QUEUE ? lane : queue;
@@ -88,6 +90,7 @@ void ta_oracle_block_alloc(ta_oracle *oracle, uint64_t addr, uint64_t size,
     block->queue = queue;
     block->lane = lane;
     block->outside = graph == NULL;
+    block->pooled = pooled;
     pin(oracle, queue, true);
     pin(oracle, lane, true);
     range->block = block;
@@ -116,7 +119,7 @@ static void leave_touch(ta_oracle *oracle, const ta_range *range, uint32_t queue
     if (queue == TA_NO_QUEUE) return;
     const ta_position at = {queue, oracle->queues[queue].items};
     ta_space_touch(oracle, &oracle->freed, at, range->low, range->high,
-                   !range->block->outside);
+                   !range->block->outside || range->block->pooled);
 }
 
 static void free_block(ta_oracle *oracle, ta_range *range)

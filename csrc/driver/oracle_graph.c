@@ -93,7 +93,8 @@ void ta_oracle_graph_block(ta_oracle_graph *graph, uint64_t addr, uint64_t size)
     if (size) span_add(&graph->blocks, addr, addr + size);
 }
 
-/* What blocks of graphs left here is no matter: the bytes were nobody else's since, and
+/* What blocks of graph pools left here is no matter, those that were warmed up outside of
+ * captures among them: the bytes were nobody else's since, and
  * whoever uses a graph's output on one stream and launches on another orders the two. It is
  * a matter for unmapping and for blocks of others. */
 static void launch_blocks(ta_oracle *oracle, ta_oracle_graph *graph, uint32_t queue)

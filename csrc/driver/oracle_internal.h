@@ -32,7 +32,7 @@ typedef struct ta_range {
     struct ta_range *left, *right;
     ta_position at; /* what touches it */
     bool write;
-    bool captured;          /* left by a block of a graph, not as the graph */
+    bool captured;          /* left by a block of a graph pool, not as the graph */
     ta_oracle_block *block; /* of the set of blocks */
 } ta_range;
 struct ta_oracle_space {

@@ -29,6 +29,8 @@ typedef struct ta_sim_config {
     double
         link_gbs; /* 10^9 bytes a second: what copies of the allocator's take, and nothing
                         else; 0: a random while on top */
+    unsigned
+        openers; /* threads by which opening pages of the host is so much faster: 0: 1 */
     bool no_host_pages; /* pages of the host's tier fail with TA_UNSUPPORTED */
     const char *dir;    /* shared state of the machine; NULL: private to this ta_sim */
 } ta_sim_config;

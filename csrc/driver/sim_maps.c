@@ -53,7 +53,9 @@ static ta_sim_reservation *whole(ta_sim *sim, ta_sim_call call, uint64_t addr,
     while (slot < end) {
         if (!slot->handle || slot->part) return NULL;
         const ta_sim_handle *h = &sim->handles[slot->handle - 1];
-        *us += ta_sim_cost_us(call, h->tier, h->size, 1);
+        const bool opens = call == TA_SIM_CALL_set_access && h->tier == TA_TIER_HOST;
+        const unsigned by = opens && sim->config.openers ? sim->config.openers : 1;
+        *us += ta_sim_cost_us(call, h->tier, h->size, 1) / by;
         slot += h->size / TA_SIM_GRANULARITY;
     }
     return slot == end ? r : NULL;

@@ -16,7 +16,7 @@ static void observe(ta_sim *sim, const ta_event_info *event)
         const ta_sim_capture *capture = stream->capture;
         ta_oracle_block_alloc(oracle, event->addr, size, stream->queue,
                               capture ? stream->lane : TA_NO_QUEUE,
-                              capture ? capture->graph->judged : NULL);
+                              capture ? capture->graph->judged : NULL, event->pooled);
         return;
     }
     case TA_EVENT_RECORD_STREAM:

@@ -503,6 +503,7 @@ typedef struct ta_event_info {
     uint64_t addr, size; /* size: as asked for */
     uint64_t serial;     /* of the block's allocation */
     const char *text;    /* valid during the call */
+    bool pooled;         /* of a block: it is a graph pool's, captured or not */
 } ta_event_info;
 /* Called for every event with a lock of the allocator held: events of one block come in
  * order, and an address is reused only after its FREE_DONE. It must be quick and call

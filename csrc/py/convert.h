@@ -84,6 +84,7 @@ PyObject *ta_py_usage_blocks(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_timeline(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_check(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_set_modules(PyObject *self, PyObject *args);
+PyObject *ta_py_usage_tell_workspaces(PyObject *self, PyObject *args);
 PyObject *ta_py_usage_modules(PyObject *self, PyObject *args);
 PyObject *ta_py_place_enter(PyObject *self, PyObject *args);
 PyObject *ta_py_place_leave(PyObject *self, PyObject *args);

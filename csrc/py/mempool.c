@@ -4,16 +4,17 @@
 #include "convert.h"
 #include "../torch/mempool.h"
 
-/* mempool_limit(region, bytes | None) */
+/* mempool_limit(region, device, bytes | None) */
 PyObject *ta_py_mempool_limit(PyObject *self, PyObject *args)
 {
     (void)self;
     unsigned int id = 0;
+    int device = 0;
     PyObject *object = NULL;
     uint64_t bytes = 0;
-    if (!PyArg_ParseTuple(args, "IO:mempool_limit", &id, &object)) return NULL;
+    if (!PyArg_ParseTuple(args, "IiO:mempool_limit", &id, &device, &object)) return NULL;
     if (!ta_bytes_of(object, &bytes)) return NULL;
-    ta_mempool_limit(id, bytes);
+    ta_mempool_limit(id, device, bytes);
     Py_RETURN_NONE;
 }
 
@@ -27,14 +28,16 @@ PyObject *ta_py_mempool_held(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(ta_mempool_held(id, device));
 }
 
-/* mempool_refusal() -> str | None */
+/* mempool_refusal() -> (str, device, bytes) | None */
 PyObject *ta_py_mempool_refusal(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
-    const char *text = ta_mempool_refusal();
+    int device = 0;
+    size_t size = 0;
+    const char *text = ta_mempool_refusal(&device, &size);
     if (text[0] == '\0') Py_RETURN_NONE;
-    PyObject *said = PyUnicode_FromString(text);
+    PyObject *said = Py_BuildValue("siK", text, device, (unsigned long long)size);
     ta_mempool_forget();
     return said;
 }

@@ -61,9 +61,10 @@ static PyMethodDef methods[] = {
     SOME(region_get, "region_get(id) -> dict | None"),
     SOME(region_of, "region_of(address) -> (id, asleep)"),
     /* mempool.c */
-    SOME(mempool_limit, "mempool_limit(region, bytes | None)"),
+    SOME(mempool_limit, "mempool_limit(region, device, bytes | None)"),
     SOME(mempool_held, "mempool_held(region, device) -> int: bytes of segments"),
-    NONE(mempool_refusal, "mempool_refusal() -> str | None: this thread's last, once"),
+    NONE(mempool_refusal,
+         "mempool_refusal() -> (str, device, bytes) | None: this thread's last, once"),
     NONE(mempool_settle, "mempool_settle(): what was freed during a capture goes"),
     NONE(mempool_capturing, "mempool_capturing() -> bool: a stream of torch's is"),
     /* snapshot.c */
@@ -96,6 +97,8 @@ static PyMethodDef methods[] = {
     SOME(usage_set_modules,
          "usage_set_modules(device, addresses, modules) -> int: blocks found"),
     SOME(usage_modules, "usage_modules(device) -> {module: (allocations, bytes)}"),
+    SOME(usage_tell_workspaces,
+         "usage_tell_workspaces(locked) -> int: blocks of cuBLAS that were found"),
     /* place.c */
     SOME(place_enter, "place_enter(module, outermost=False): this thread is in it"),
     SOME(place_leave, "place_leave(module)"),

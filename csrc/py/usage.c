@@ -8,6 +8,7 @@
 #include "convert.h"
 #include "../core/usage/usage.h"
 #include "../torch/process.h"
+#include "../torch/workspaces.h"
 
 static ta_usage *usage;
 static bool watching;
@@ -245,14 +246,14 @@ static PyObject *phase_object(const ta_usage_phase *p)
         PyUnicode_DecodeUTF8(p->name, (Py_ssize_t)strlen(p->name), "replace");
     if (name == NULL) return NULL;
     return Py_BuildValue(
-        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:O}", "name", name,
+        "{s:N,s:I,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:O}", "name", name,
         "around", (unsigned int)p->around, "entries", (unsigned long long)p->entries,
         "us", p->us, "allocs", (unsigned long long)p->allocs, "bytes",
         (unsigned long long)p->bytes, "live", (unsigned long long)p->live, "peak",
         (unsigned long long)p->peak, "kept", (unsigned long long)p->kept, "page_moves",
         (unsigned long long)p->page_moves, "spilled", (unsigned long long)p->spilled,
-        "waits", (unsigned long long)p->waits, "wait_us", p->wait_us, "activations",
-        p->activations ? Py_True : Py_False);
+        "waits", (unsigned long long)p->waits, "wait_us", p->wait_us, "late", p->late,
+        "activations", p->activations ? Py_True : Py_False);
 }
 
 PyObject *ta_py_usage_phases(PyObject *self, PyObject *args)
@@ -340,6 +341,27 @@ PyObject *ta_py_usage_timeline(PyObject *self, PyObject *args)
     }
     free(samples);
     return list == NULL ? NULL : Py_BuildValue("(dN)", interval_us, list);
+}
+
+/* usage_tell_workspaces(locked) -> int: those of cuBLAS that are live blocks here */
+PyObject *ta_py_usage_tell_workspaces(PyObject *self, PyObject *args)
+{
+    (void)self;
+    enum { MOST = 256 };
+    int locked = 0;
+    const void *addrs[MOST];
+    size_t told = 0;
+    if (!PyArg_ParseTuple(args, "p:usage_tell_workspaces", &locked)) return NULL;
+    if (usage == NULL || !watching || ta_process_forked()) return PyLong_FromLong(0);
+    size_t count = ta_torch_workspaces(locked != 0, addrs, MOST);
+    for (size_t i = 0; i < count && i < MOST; i++) {
+        ta_block_place place;
+        const uint64_t addr = (uintptr_t)addrs[i];
+        if (ta_block_where(ta_process_allocator(), addrs[i], &place) == TA_OK)
+            told += ta_usage_set_category(usage, place.device, &addr, 1,
+                                          TA_CATEGORY_WORKSPACE);
+    }
+    return PyLong_FromSize_t(told);
 }
 
 /* usage_check() -> str | None */

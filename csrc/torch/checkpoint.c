@@ -7,7 +7,9 @@
  * a variable of the thread, put there by Python right before (csrc/py/pools.c).
  *
  * The DataPtrs are torch's own: its allocate() is called for each block, and the hook that it
- * calls is promised the block. So torch's books of addresses have them too. */
+ * calls is promised the block. So torch's books of addresses have them too. What throws in
+ * there comes through here as an exception, past what stands behind it: a promise that was
+ * not taken is taken back when Python has it (ta_torch_checkpoint_next). */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,6 +57,8 @@ void ta_torch_checkpoint_next(ta_pool_id id, const ta_pool_block *blocks, size_t
     next.id = id;
     next.blocks = blocks;
     next.count = count;
+    ta_allocator *allocator = ta_process_allocator();
+    if (blocks == NULL && allocator != NULL) ta_pool_promise(allocator, 0, NULL, 0);
 }
 
 static void refuse(int device, const char *why)

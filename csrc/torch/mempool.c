@@ -9,6 +9,10 @@
  * back as it would to cudaFree, which waits for the device: so does ta_mempool_free. While a
  * graph is captured nothing can be waited for: the segment is parked until the next call.
  *
+ * It cannot wait longer than cudaFree would at the same place, and torch holds its allocator's
+ * lock there, with which the GIL may not be given up: a thread that took it could come to
+ * wait for that lock, and with the GIL in hand.
+ *
  * Thread-safe. held[region][device] = bytes of its segments that torch holds there. */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -22,22 +26,36 @@
 #define TEXT 4096
 
 static _Atomic uint64_t held[TA_REGIONS + 1][TA_MAX_DEVICES];
-static _Atomic uint64_t limits[TA_REGIONS + 1]; /* 0: none */
-static _Thread_local char refusal[TEXT];
+static _Atomic uint64_t limits[TA_REGIONS + 1][TA_MAX_DEVICES]; /* 0: none */
+static _Thread_local struct {
+    char text[TEXT];
+    size_t size;
+    int device;
+} refusal;
 
-void ta_mempool_limit(ta_region_id id, uint64_t bytes)
+static bool is_there(ta_region_id id, int device)
 {
-    if (id <= TA_REGIONS) atomic_store(&limits[id], bytes == TA_NO_LIMIT ? 0 : bytes);
+    return id <= TA_REGIONS && device >= 0 && device < TA_MAX_DEVICES;
+}
+
+void ta_mempool_limit(ta_region_id id, int device, uint64_t bytes)
+{
+    if (is_there(id, device))
+        atomic_store(&limits[id][device], bytes == TA_NO_LIMIT ? 0 : bytes);
 }
 
 uint64_t ta_mempool_held(ta_region_id id, int device)
 {
-    const bool there = id <= TA_REGIONS && device >= 0 && device < TA_MAX_DEVICES;
-    return there ? atomic_load(&held[id][device]) : 0;
+    return is_there(id, device) ? atomic_load(&held[id][device]) : 0;
 }
 
-const char *ta_mempool_refusal(void) { return refusal; }
-void ta_mempool_forget(void) { refusal[0] = '\0'; }
+const char *ta_mempool_refusal(int *device, size_t *size)
+{
+    *device = refusal.device;
+    *size = refusal.size;
+    return refusal.text;
+}
+void ta_mempool_forget(void) { refusal.text[0] = '\0'; }
 
 /* --- segments that wait for the end of a capture ---------------------------------------- */
 typedef struct parked {
@@ -108,18 +126,20 @@ static void refuse(ta_allocator *a, ta_region_id id, int device, size_t size,
 {
     ta_region_info info;
     const char *name = ta_region_get(a, id, &info) == TA_OK ? info.name : "?";
+    char *text = refusal.text;
+    refusal.device = device;
+    refusal.size = size;
     if (oom != NULL) {
-        int length =
-            snprintf(refusal, sizeof refusal, "torcharena's pool \"%s\": ", name);
-        ta_oom_text(oom, refusal + length, sizeof refusal - (size_t)length);
+        int length = snprintf(text, TEXT, "torcharena's pool \"%s\": ", name);
+        ta_oom_text(oom, text + length, TEXT - (size_t)length);
         return;
     }
     const double mib = 1 << 20;
     snprintf(
-        refusal, sizeof refusal,
+        text, TEXT,
         "torcharena's pool \"%s\" may hold %.0f MiB on a GPU (limit=) and holds %.0f "
         "MiB on GPU %d; torch asked for a segment of %.0f MiB more",
-        name, (double)atomic_load(&limits[id]) / mib,
+        name, (double)atomic_load(&limits[id][device]) / mib,
         (double)ta_mempool_held(id, device) / mib, device, (double)size / mib);
 }
 
@@ -145,7 +165,7 @@ static void *alloc_in(ta_region_id id, size_t size, int device, ta_stream stream
     if (size == 0 || a == NULL || device < 0 || device >= TA_MAX_DEVICES) return NULL;
     ta_mempool_settle();
     const uint64_t bytes = (size + TA_GRANULE - 1) / TA_GRANULE * TA_GRANULE;
-    const uint64_t limit = atomic_load(&limits[id]);
+    const uint64_t limit = atomic_load(&limits[id][device]);
     const uint64_t before = atomic_fetch_add(&held[id][device], bytes);
     ta_status status = TA_OUT_OF_MEMORY;
     ta_oom oom;

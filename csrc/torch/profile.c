@@ -3,7 +3,7 @@
  * torch's own allocator tells the profiler of every allocation and free; a plug-in's do not.
  * While a profiler is on, an observer does that here: it calls the function of c10 that torch
  * itself calls, which finds the profiler of the calling thread and notes a line. Python says
- * when one begins and ends (torch_profiler.py); in between every event asks whether this
+ * when one begins and ends (answers/profiler.py); in between every event asks whether this
  * thread's profiler wants memory. Nothing is paid while there is none.
  *
  * The observer runs with an arena's lock held. What it calls takes the profiler's own locks and

@@ -309,6 +309,27 @@ static int connected(const char *name, const char **why)
     return -1;
 }
 
+/* Every descriptor that came with the message, however many parts it has: up to `room` of them
+ * in `fds`, or closed with NULL. How many there were. */
+static size_t arrived(struct msghdr *message, int *fds, size_t room)
+{
+    size_t count = 0;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL;
+         header = CMSG_NXTHDR(message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+        const size_t some = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < some; i++, count++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+            if (fds == NULL)
+                close(fd);
+            else if (count < room)
+                fds[count] = fd;
+        }
+    }
+    return count;
+}
+
 /* Descriptors of `count` pages; false with why. */
 static bool receive(int connection, const request *asked, int *fds, const char **why)
 {
@@ -323,29 +344,21 @@ static bool receive(int connection, const request *asked, int *fds, const char *
                              .msg_control = control.room,
                              .msg_controllen = sizeof control.room};
     *why = "the process that has it did not answer";
-    if (send(connection, asked, sizeof *asked, MSG_NOSIGNAL) != (ssize_t)sizeof *asked ||
-        recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof said)
+    if (send(connection, asked, sizeof *asked, MSG_NOSIGNAL) != (ssize_t)sizeof *asked)
         return false;
-    if (said != TA_OK) {
+    const ssize_t length = recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
+    if (length < 0) return false;
+    const bool whole = length == (ssize_t)sizeof said;
+    if (whole && said == TA_OK && (message.msg_flags & MSG_CTRUNC) == 0 &&
+        arrived(&message, fds, asked->count) == asked->count)
+        return true;
+    const bool few = arrived(&message, NULL, 0) < asked->count;
+    if (whole && said != TA_OK)
         *why = said == TA_INVALID ? "its memory was freed by the process that had it"
                                   : ta_status_text((ta_status)said);
-        return false;
-    }
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    const size_t length = header != NULL && header->cmsg_type == SCM_RIGHTS
-                              ? header->cmsg_len - CMSG_LEN(0)
-                              : 0;
-    if (header != NULL && length == asked->count * sizeof(int) &&
-        (message.msg_flags & MSG_CTRUNC) == 0) {
-        memcpy(fds, CMSG_DATA(header), length);
-        return true;
-    }
-    for (size_t i = 0; i < length / sizeof(int); i++) {
-        int fd;
-        memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
-        close(fd);
-    }
-    *why = "too few file descriptors are left: raise `ulimit -n`";
+    else if (whole)
+        *why = few ? "too few file descriptors are left: raise `ulimit -n`"
+                   : "the process that has it answered with something else";
     return false;
 }
 
@@ -418,7 +431,14 @@ typedef struct counted {
 } counted;
 
 static void nothing(counted *c) { (void)c; }
-static void dispose(counted *c) { ta_import_close(c->import); }
+/* By whatever ends the storage: Python, or autograd. It waits for the devices, whose work may
+ * itself wait for what another thread of Python has yet to launch. */
+static void dispose(counted *c)
+{
+    void *thread = ta_gil_drop();
+    ta_import_close(c->import);
+    ta_gil_take(thread);
+}
 static void destroy(counted *c) { free(c); }
 static void *no_deleter(counted *c, const void *type)
 {

@@ -11,22 +11,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .caps.caps import device_memory, limit, set_limit
-from .caps.limits_table import Limit, Limits, limits
+from .caps.table import Limit, Limits, limits
 from .installing import enable
 from .recording import Recording, mark, record
 from .reports.phases import phase
 from .spill.regions import region, sleep, wake_up
 from .spill.spilling import empty_cache, step
-from .state import enabled
+from .state import enabled, is_rehearsal
 from .stats import memory_stats, memory_summary
 
 if TYPE_CHECKING:
-    from .batches.batch_sizes import BatchSize
     from .batches.batches import find_batch_size
+    from .batches.search import BatchSize
     from .integrations.figures import tqdm_postfix
     from .integrations.lending import cupy_allocator, rmm_resource
     from .pools.pools import Pool, pool
-    from .rehearsal.api import is_rehearsal, rehearse
+    from .rehearsal.api import rehearse
     from .reports.lines import stacks
     from .reports.notebook import Watch, watch
     from .reports.out_of_memory import free_exceptions, held_by_exceptions, on_oom
@@ -94,7 +94,7 @@ __all__ = [
 
 # Imported when first used.
 _LATE = {
-    "BatchSize": "batches.batch_sizes",
+    "BatchSize": "batches.search",
     "Report": "reports.reporting",
     "Timeline": "reports.timelines",
     "Tracking": "reports.tracking",
@@ -105,7 +105,6 @@ _LATE = {
     "find_batch_size": "batches.batches",
     "free_exceptions": "reports.out_of_memory",
     "held_by_exceptions": "reports.out_of_memory",
-    "is_rehearsal": "rehearsal.api",
     "offload_activations": "spill.offload_saved",
     "offload_optimizer": "spill.offload_optimizers",
     "on_oom": "reports.out_of_memory",

@@ -218,6 +218,7 @@ class Phase(TypedDict):
     spilled: int
     waits: int
     wait_us: float
+    late: float  # bytes a step that outlived theirs by two or more, freed of late
     activations: bool  # what blocks of it are that no category was told of; else other
 
 Sample = tuple[int, int, int, int, tuple[int, ...]]
@@ -291,12 +292,12 @@ def region_of(address: int, /) -> tuple[int, bool]:
     """The region that holds the address, 0: none; and whether it sleeps."""
 
 # --- pools beside torch's own allocator ----------------------------------------------------
-def mempool_limit(region: int, bytes: int | None, /) -> None:
-    """Of segments that the region's pool may hold on each device."""
+def mempool_limit(region: int, device: int, bytes: int | None, /) -> None:
+    """Of segments that the region's pool may hold on the device."""
 
 def mempool_held(region: int, device: int, /) -> int: ...
-def mempool_refusal() -> str | None:
-    """Why this thread's last request was refused; it is told once."""
+def mempool_refusal() -> tuple[str, int, int] | None:
+    """Why this thread's last request was refused, the device, the segment's bytes; told once."""
 
 def mempool_settle() -> None:
     """What was freed during a capture goes."""
@@ -405,6 +406,10 @@ def usage_blocks(device: int, moment: int, /) -> list[UsedBlock]:
 def usage_timeline(device: int, /) -> tuple[float, list[Sample]]:
     """(microseconds that a sample covers, samples from the start on). A sample: live bytes
     at its highest moment, the most reserved, the leading phase, step, bytes by category."""
+
+def usage_tell_workspaces(locked: bool, /) -> int:
+    """Says which live blocks are workspaces of cuBLAS; how many are. Only for a torch whose
+    maps of them are laid out as csrc/torch/workspaces.h says; ``locked``: with a lock."""
 
 def usage_check() -> str | None: ...
 def usage_set_modules(device: int, addresses: list[int], modules: list[int], /) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import __version__, settings, sizes
-from .reports import report_command
-from .top import top_command
+from .reports import command as report_command
+from .top import command as top_command
 
 __all__ = ["main"]
 
@@ -252,7 +252,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from . import demo
+    from .demo import command as demo
 
     if options.steps < 2:
         raise _Refusal(f"--steps {options.steps}: at least 2")

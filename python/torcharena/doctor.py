@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import __version__, settings
-from .caps import limits_admin
+from .caps import administrator
 from .loading import core
 from .sizes import format_size
 from .state import DEFAULT_PAGE
@@ -163,7 +163,7 @@ def _limits(report: Report) -> None:
     """The administrator's file, and where processes count together."""
     what = "limits"
     try:
-        admin = limits_admin.begin(_settings())
+        admin = administrator.begin(_settings())
     except RuntimeError as error:
         report.add(what, "bad", str(error))
         return

@@ -18,7 +18,7 @@ import warnings
 from typing import Any
 
 from . import conf, guarding, settings, sizes, state
-from .caps import caps, limits_admin, limits_live
+from .caps import administrator, caps, watching
 from .loading import core, log, pass_on, say_refused, show_log, speaks_for_node, warn
 from .spill import spilling
 from .state import SizeLike, cuda_is_initialized, enabled
@@ -109,7 +109,7 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
     if guard:
         guarding.refuse_with(merged)
     allocator = _allocator(torch, library)
-    admin = limits_admin.begin(merged)
+    admin = administrator.begin(merged)
     wanted = state.State(
         allocator=allocator,
         fallback=bool(merged["fallback"]),
@@ -133,10 +133,10 @@ def _enable(asked: dict[str, Any] | None, environment: dict[str, Any]) -> None:
         state.current = before
         raise
 
-    from . import torch_memory
+    from .answers import memory
 
     library.torch_install()
-    torch_memory.install(torch)
+    memory.install(torch)
     torch.cuda._lazy_call(_cuda_is_up)
     if merged["record"] is not None:
         from . import recording
@@ -334,7 +334,7 @@ def _cuda_is_up() -> None:
             spilling.apply(library, now.spill, now.strict)
         now.creator, now.cuda_is_up = os.getpid(), True
         try:
-            limits_live.hold(library)
+            watching.hold(library)
         except RuntimeError as error:
             atexit.register(say_refused, str(error))  # torch's own error buries it
             raise

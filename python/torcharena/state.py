@@ -25,6 +25,7 @@ __all__ = [
     "current",
     "device_index",
     "enabled",
+    "is_rehearsal",
     "lock",
     "needs_cuda",
     "needs_enabled",
@@ -85,7 +86,7 @@ class State:
     shares: dict[tuple[str, int | None], sizes.Size] = field(default_factory=dict)
     # Every source's cap as it was put, the same keys.
     given: dict[tuple[str, int | None], sizes.Size | None] = field(default_factory=dict)
-    admin: Any = None  # a limits_admin.Admin
+    admin: Any = None  # an administrator.Admin
     cuda_is_up: bool = False  # torch says so itself only when the queued calls are done
     announced: bool = False
     pools: bool = False  # the library's allocator is for `pool` alone, under torch's own
@@ -110,6 +111,12 @@ def cuda_is_initialized() -> bool:
 
     initialized: Any = torch.cuda.is_initialized
     return bool(initialized())
+
+
+def is_rehearsal() -> bool:
+    """True in a program that runs on simulated GPUs. ``TORCHARENA_REHEARSAL=1`` says the
+    same without this package."""
+    return os.environ.get("TORCHARENA_REHEARSAL") == "1"
 
 
 def enabled() -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .caps import limits_table
+from .caps import table
 from .caps.caps import SOURCES, device_memory
 from .loading import core, pass_on
 from .sizes import format_size
@@ -93,7 +93,7 @@ def memory_summary(device: DeviceLike = None) -> str:
             f"cap: {format_size(cap)} from {SOURCES.get(found['cap_source'], 'elsewhere')}; "
             f"{format_size(left)} left; the CUDA context comes on top"
         )
-    lines += [f"cap: {text}" for text in limits_table.shared(index)]
+    lines += [f"cap: {text}" for text in table.shared(index)]
     lines += ["", f"  {'memory':<34}{'now':>12}{'highest':>12}"]
     for label, key in (
         ("asked for by the program", "requested_bytes"),

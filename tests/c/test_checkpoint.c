@@ -1,5 +1,9 @@
 /* test_checkpoint.c - a graph pool's live blocks told and set back: what was freed lives again
  * at its place, what came later is freed, what cannot be is refused and nothing changed. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
 #include "spill_world.h"
 
 static const ta_pool_id POOL = {11, 12};
@@ -182,6 +186,74 @@ TEST(a_promise_is_this_threads)
     CHECK_EQ(world_stats(&w, 0).allocations[TA_POOL_ALL].current, 2);
     CHECK_EQ(ta_free(w.allocator, a.at), TA_OK);
     CHECK_EQ(ta_free(w.allocator, c.at), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, POOL), TA_OK);
+    world_close(&w);
+}
+
+/* A free on a stream that does not last takes two steps. Whenever they come, all that is wanted
+ * is there afterwards but what the free itself may have taken. */
+typedef struct freeing {
+    world *w;
+    void *at;
+    atomic_int round; /* of the free that may begin */
+    atomic_int done;
+} freeing;
+
+static void *frees_meanwhile(void *argument)
+{
+    freeing *f = argument;
+    uint64_t seed = 7;
+    for (int round = 1;; round++) {
+        int now;
+        while ((now = atomic_load(&f->round)) >= 0 && now < round) sched_yield();
+        if (now < 0) return NULL;
+        const uint64_t turns = world_between(&seed, 0, 100000);
+        for (volatile uint64_t i = 0; i < turns; i++) {
+        }
+        ta_free(f->w->allocator, f->at); /* TA_INVALID too, where it lives no more */
+        atomic_store(&f->done, round);
+    }
+}
+
+TEST(a_free_meanwhile)
+{
+    enum { ROUNDS = 4000 };
+    world w;
+    pthread_t thread;
+    held h;
+    state whole, halves, now, none = {.count = 0};
+    machine(&w);
+    open_pool(&w);
+    CHECK_EQ(world_alloc(&w, &h, 2 * MiB, 0, w.stream[0][1]), TA_OK);
+    close_pool(&w);
+    look(&w, &whole);
+    CHECK_EQ(whole.count, 1);
+    halves = whole;
+    for (int i = 0; i < 2; i++) {
+        halves.blocks[i] = whole.blocks[0];
+        halves.blocks[i].addr += (uint64_t)i * MiB;
+        halves.blocks[i].size = halves.blocks[i].requested = MiB;
+    }
+    halves.count = 2;
+    freeing f = {.w = &w, .at = h.at};
+    CHECK_EQ(pthread_create(&thread, NULL, frees_meanwhile, &f), 0);
+    int wrong = 0, busy = 0;
+    for (int round = 1; round <= ROUNDS; round++) {
+        const ta_status before = put(&w, &whole);
+        atomic_store(&f.round, round);
+        const ta_status status = put(&w, &halves);
+        while (atomic_load(&f.done) < round) sched_yield();
+        busy += before != TA_OK || status != TA_OK;
+        look(&w, &now);
+        wrong +=
+            now.count == 0 || now.blocks[now.count - 1].addr != halves.blocks[1].addr;
+    }
+    atomic_store(&f.round, -1);
+    pthread_join(thread, NULL);
+    CHECK_EQ(busy, 0);
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(put(&w, &none), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).allocated[TA_POOL_ALL].current, 0);
     CHECK_EQ(ta_pool_release(w.allocator, 0, POOL), TA_OK);
     world_close(&w);
 }

@@ -1,11 +1,14 @@
 /* test_edges.c - what a review of the core found, beside its waits: forks while a
  * device is opened, a look at a stream's life that throws, streams of threads, stray frees, pools
- * without memory.
+ * without memory, a lock that is held for long.
  *
  * The driver's table is that of the simulated machine with some calls looked at. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "types.h"
@@ -384,6 +387,33 @@ TEST(plain_trim_ends)
     CHECK_EQ(ta_trim(w.allocator, 0, NULL), TA_OK);
     CHECK_EQ(world_stats(&w, 0).reserved.current, 0);
     world_close(&w);
+}
+
+/* --- a lock whose holder is kept waiting ------------------------------------------------ */
+static ta_spin spin = {ATOMIC_FLAG_INIT};
+
+static void *wait_for_spin(void *sleeps)
+{
+    struct rusage before, after;
+    getrusage(RUSAGE_THREAD, &before);
+    ta_spin_take(&spin);
+    ta_spin_drop(&spin);
+    getrusage(RUSAGE_THREAD, &after);
+    *(long *)sleeps = after.ru_nvcsw - before.ru_nvcsw;
+    return NULL;
+}
+
+/* Who waits sleeps: under a real-time policy the holder gets the processor in no other way. */
+TEST(a_spin_lock_is_waited_for_asleep)
+{
+    pthread_t thread;
+    long sleeps = 0;
+    ta_spin_take(&spin);
+    CHECK_EQ(pthread_create(&thread, NULL, wait_for_spin, &sleeps), 0);
+    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+    ta_spin_drop(&spin);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK(sleeps >= 5);
 }
 
 TEST_MAIN()

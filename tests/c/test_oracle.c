@@ -662,6 +662,21 @@ CASE(graph_launched_on_another_stream)
     ta_sim_graph_destroy(x->sim, second);
 }
 
+/* What a pool's block left that was warmed up outside of captures is no matter either: the
+ * program orders what it launches in that pool. */
+CASE(graph_over_what_was_warmed_up)
+{
+    ta_event_info event = {.kind = TA_EVENT_ALLOC, .stream = x->a, .addr = x->at};
+    event.size = 4096;
+    event.pooled = ordered;
+    ta_oracle_observe(x->sim, &event);
+    works(x, x->a);
+    gives(x, x->at);
+    ta_sim_graph *graph = graph_with_block(x, x->at, 4096);
+    ta_sim_graph_launch(x->sim, graph, 0, x->b);
+    ta_sim_graph_destroy(x->sim, graph);
+}
+
 /* What was queued beside the graph on its stream may touch its blocks while they live. */
 CASE(graph_block_unmapped_after_other_work)
 {

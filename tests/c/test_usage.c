@@ -79,6 +79,61 @@ TEST(phases_nest)
     tear_down(&f);
 }
 
+/* In a phase of the program's own: an activation where the model's forward is around it, or
+ * was just before. */
+TEST(activations_by_phase)
+{
+    static const struct {
+        const char *before, *around, *name;
+        bool activations;
+    } cases[] = {
+        {NULL, "", "mine", false},        {NULL, "mine", "forward", true},
+        {NULL, "forward", "loss", true},  {NULL, "optimizer", "closure", false},
+        {"forward", "", "logits", true},  {"forward", "", "load", false},
+        {"forward", "", "In[3]", false},  {"evaluation", "", "metrics", false},
+        {NULL, "In[4]", "forward", true}, {NULL, "backward", "optimizer", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f = set_up();
+        ta_usage_span outer = {0}, inner;
+        ta_usage_between(f.u, cases[i].before);
+        if (*cases[i].around) ta_usage_enter(f.u, cases[i].around, &outer);
+        ta_usage_enter(f.u, cases[i].name, &inner);
+        char path[64];
+        snprintf(path, sizeof path, "%s%s%s", cases[i].around,
+                 *cases[i].around ? "/" : "", cases[i].name);
+        CHECK(phase(&f, path).activations == cases[i].activations);
+        ta_usage_leave(f.u, &inner);
+        if (*cases[i].around) ta_usage_leave(f.u, &outer);
+        tear_down(&f);
+    }
+}
+
+/* A window of five steps frees what it keeps; what is freed in its own step or the next is
+ * not late. */
+TEST(freed_late)
+{
+    fixture f = set_up();
+    void *window[5] = {0}, *next = NULL;
+    ta_usage_span span;
+    ta_usage_enter(f.u, "mine", &span);
+    for (int step = 0; step < 40; step++) {
+        ta_free(f.a, window[step % 5]);
+        window[step % 5] = one(&f, KIB);
+        ta_free(f.a, next);
+        next = one(&f, MIB);
+        ta_free(f.a, one(&f, MIB));
+        ta_usage_step(f.u);
+        const double late = phase(&f, "mine").late;
+        if (step < 5) CHECK(late == 0);
+        if (step > 24) CHECK(late == KIB);
+    }
+    ta_usage_leave(f.u, &span);
+    for (int i = 0; i < 5; i++) ta_free(f.a, window[i]);
+    ta_free(f.a, next);
+    tear_down(&f);
+}
+
 TEST(between_phases)
 {
     fixture f = set_up();

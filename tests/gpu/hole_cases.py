@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,7 @@ def trees_backward() -> None:
     from torch._inductor import config
 
     config.triton.slow_path_cudagraph_asserts = True
-    torcharena.enable()  # unwatched: the oracle takes what a capture frees for still in use
+    begin()
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 64)
@@ -145,6 +146,39 @@ def trees_backward() -> None:
             step_of[module].zero_grad(set_to_none=True)
             losses.append(loss.item())
         assert not REAL or abs(losses[0] - losses[1]) < 1e-5, (step, losses)
+    assert_sound()
+
+
+def promised() -> None:
+    """torch's allocate() throws while a pool is set back: its next request of that size is not
+    given the block that it would have had."""
+    from torcharena import _core
+    from torcharena.answers import checkpoints
+
+    begin()
+    size = 64 * MIB
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    state = checkpoints.get(0, pool.id)
+    assert [block[0] for block in state.blocks] == [kept.data_ptr()]
+    torch.zeros(1, device="cuda:1")
+    torcharena.set_limit(torch.cuda.memory_reserved(1), 1)
+    with torch.cuda.device(1):  # where torch's allocate() then asks, in vain
+        try:
+            _core.pool_restoring(
+                *state.pool,
+                state.blocks,
+                lambda: checkpoints._set(0, None, [kept.data_ptr()], []),
+            )
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError("there was room")
+    torcharena.set_limit(None, 1)
+    other = torch.empty(size, dtype=torch.uint8, device="cuda")
+    apart([kept, other])
+    del other
     assert_sound()
 
 
@@ -237,6 +271,48 @@ def unshared() -> None:
     )
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "torcharena.enable()" in last, done.stderr
+    torch.UntypedStorage._release_ipc_counter(told[4], told[5], device="cuda")
+    torch.cuda.ipc_collect()
+    assert_sound()
+
+
+def misanswered() -> None:
+    """Whatever the other side sends, its descriptors are closed and the error says something."""
+    begin()
+    told = list(torch.zeros(10, device="cuda").untyped_storage()._share_cuda_())
+    start = told[1].index(b"torcharena.")
+    named = told[1][start : told[1].index(b"\0", start)]
+    name = b"torcharena.test".ljust(len(named), b"x")
+    told[1] = told[1].replace(named, name)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(b"\0" + name)
+    listening.listen()
+    fine, wrong = (status.to_bytes(4, sys.byteorder) for status in (0, 1))
+    messages = [(fine, 3), (wrong, 1), (b"?", 2), (wrong, 40), (fine, 0), (b"", 0)]
+    sent = list(messages)
+
+    def answer() -> None:
+        while sent:
+            with listening.accept()[0] as connection:
+                connection.recv(1000)
+                data, count = sent.pop(0)
+                if data:
+                    socket.send_fds(connection, [data], [listening.fileno()] * count)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in messages:
+        try:
+            torch.UntypedStorage._new_shared_cuda(*told)
+        except RuntimeError as error:
+            assert "cannot be shared" in str(error), error
+        else:
+            raise AssertionError("a storage of a malformed answer")
+    thread.join()
+    after = len(os.listdir("/proc/self/fd"))
+    assert after == before, (before, after)
+    listening.close()
     torch.UntypedStorage._release_ipc_counter(told[4], told[5], device="cuda")
     torch.cuda.ipc_collect()
     assert_sound()
@@ -373,7 +449,16 @@ def pools() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     function.__name__: function
-    for function in (trees, trees_backward, shared, unshared, profiled, pools)
+    for function in (
+        trees,
+        trees_backward,
+        promised,
+        shared,
+        unshared,
+        misanswered,
+        profiled,
+        pools,
+    )
 }
 
 if __name__ == "__main__":

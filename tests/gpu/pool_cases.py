@@ -7,6 +7,7 @@ too; the oracle watches what is unmapped while work may touch it."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -20,6 +21,8 @@ import torch
 import torcharena
 from cases import MIB, REAL, assert_sound, libraries, watch
 from torcharena import _core
+from torcharena.integrations.torch_memory_saver import torch_memory_saver
+from torcharena.pools import pools
 from torcharena.pools.pools import outside
 
 CAPTURES = not hasattr(torch._C, "_MemPoolContext")  # torch 2.7 captures beside a pool
@@ -57,10 +60,13 @@ def free() -> int:
 
 
 @contextmanager
-def raises(kind: type[BaseException], *texts: str) -> Iterator[None]:
+def raises(kind: type[BaseException], *texts: str) -> Iterator[list[str]]:
+    """Gives the list that the error's text comes to stand in."""
+    said: list[str] = []
     try:
-        yield
+        yield said
     except kind as error:
+        said.append(str(error))
         assert all(text in str(error) for text in texts), error
     else:
         raise AssertionError(f"no {kind.__name__} with {texts}")
@@ -162,6 +168,16 @@ def refused() -> None:
     with raises(torch.OutOfMemoryError, "CUDA out of memory.", "limit=", "refused"), pool:
         torch.zeros(30 * MIB, dtype=torch.uint8, device="cuda")
     assert pool.stats()["reserved_bytes"] == 30 * MIB
+    # What another error says is not the pool's: one that was caught left nothing behind.
+    for outer, size in ((False, 1 << 50), (True, 30 * MIB)):
+        with raises(torch.OutOfMemoryError) as caught, pool:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.zeros(30 * MIB, dtype=torch.uint8, device="cuda")
+            if outer:
+                raise torch.OutOfMemoryError("CUDA out of memory. It is somebody else's.")
+            torch.empty(size, dtype=torch.uint8, device="cuda")
+        assert not outer or "limit=" not in caught[0], caught
+        assert "30 MiB more" not in caught[0], caught
     del held
     gc.collect()
     assert pool.empty_cache() > 0 or not CAPTURES
@@ -391,6 +407,48 @@ def threads() -> None:
     found.clear()
 
 
+def out_of_order() -> None:
+    """Left in another order than entered, the innermost of those still entered counts; one
+    that this thread is not in cannot be left by it."""
+    one, two = start("first"), start("second")
+
+    def now() -> int:
+        return region(torch.zeros(MIB, device="cuda"))
+
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert now() == two._number
+    one.sleep()  # nobody is inside, and nothing is given what sleeps
+    assert now() == two._number
+    one.wake_up()
+    with outside():
+        two.__exit__(None, None, None)
+        assert now() == 0
+    assert now() == 0
+    one.__enter__()
+    wrong: list[str] = []
+
+    def leaves() -> None:
+        try:
+            one.__exit__(None, None, None)
+        except RuntimeError as error:
+            wrong.append(str(error))
+
+    other = threading.Thread(target=leaves)
+    other.start()
+    other.join()
+    assert len(wrong) == 1 and "'first'" in wrong[0] and "thread" in wrong[0], wrong
+    assert now() == one._number
+    with raises(RuntimeError, "inside `with"):
+        one.sleep()
+    one.__exit__(None, None, None)
+    with raises(RuntimeError, "'first'"):
+        one.__exit__(None, None, None)
+    assert now() == 0
+    assert one.sleep() == one.wake_up()
+
+
 # --- failures -------------------------------------------------------------------------------
 def driver_fails() -> None:
     """Every driver call of allocating, sleeping and waking fails once: whole or not at all."""
@@ -492,6 +550,25 @@ def two_devices() -> None:
     assert all(b > a for a, b in zip(before, after, strict=True)), (before, after)
     pool.wake_up()
     same([first, second, plain], [wanted] * 3)
+    # A share of a device is of each one's own memory.
+    totals = [_core.device_memory(i)[1] for i in range(2)]
+    tell, core = _core.device_memory, pools.core()
+
+    def smaller(device: int) -> tuple[int, ...]:
+        return (tell(device)[0], totals[device] // (1 + device), *tell(device)[2:])
+
+    core.device_memory = smaller
+    half = torcharena.pool("half", limit="0.4%")
+    with torch.cuda.device(1):
+        said = half.stats()["limit_bytes"]
+    core.device_memory = tell
+    assert said == totals[1] // 2 * 4 // 1000, (said, totals)
+    size = totals[0] * 3 // 1000  # more than 0.4% of half of it
+    with half:
+        torch.zeros(size, dtype=torch.uint8, device="cuda:0")
+    if CAPTURES:
+        with raises(torch.OutOfMemoryError, "limit=", "half", "on GPU 1"), half:
+            torch.zeros(size, dtype=torch.uint8, device="cuda:1")
     assert_sound()
 
 
@@ -512,6 +589,15 @@ def enabled() -> None:
         assert pool.id
     with raises(ValueError, "set_limit"), torcharena.pool("capped", limit="1GiB"):
         pass
+    # torch_memory_saver: what a graph captures has no pool of its own to sleep in.
+    graph = torch.cuda.CUDAGraph()
+    for asked in ({"tag": "graph"}, {"enable_cpu_backup": True}):
+        captured = torch_memory_saver.cuda_graph(graph, **asked)
+        with raises(RuntimeError, next(iter(asked)), "cuda_graph", "enable()"), captured:
+            pass
+    with torch_memory_saver.cuda_graph(graph):
+        held + 1
+    del graph
     assert pool.stats()["live_bytes"] == 4 * MIB
     assert torcharena.sleep("weights") > 0 and pool.asleep
     assert pool.wake_up() > 0

@@ -16,17 +16,15 @@ import time
 import warnings
 from typing import Any
 
-from torcharena.caps import ledgers, limits_file, limits_trust
+from torcharena.caps import admin_file, ledgers, trust
 
 MIB = 1 << 20
 
 
 def main() -> None:
     """Enables the arena, then answers until the orders end."""
-    limits_file.PATH = os.environ.get(
-        "TORCHARENA_TEST_LIMITS", "/nonexistent/limits.toml"
-    )
-    limits_trust.TRUSTED = {0, os.getuid()}
+    admin_file.PATH = os.environ.get("TORCHARENA_TEST_LIMITS", "/nonexistent/limits.toml")
+    trust.TRUSTED = {0, os.getuid()}
     if os.getuid() != 0:  # only root makes a directory that others share
         ledgers.unusable = lambda path: ""
     said: list[str] = []
@@ -96,9 +94,9 @@ def work(torch: Any, kept: list[Any], seconds: float, most: int) -> int:
 
 def used(torch: Any) -> int:
     """What anybody holds of the device, by NVML."""
-    from torcharena.top import top_nvml
+    from torcharena.top import nvml
 
-    cards, why = top_nvml.cards()
+    cards, why = nvml.cards()
     assert cards, why
     uuid = str(torch.cuda.get_device_properties(0).uuid)
     (card,) = [card for card in cards if uuid in card.uuid]

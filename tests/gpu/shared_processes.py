@@ -119,9 +119,9 @@ class Shared:
         """What `torcharena top` prints in the same environment."""
         code = (
             "import os, sys\n"
-            "from torcharena import cli; from torcharena.caps import limits_file, limits_trust\n"
-            "limits_file.PATH = os.environ['TORCHARENA_TEST_LIMITS']\n"
-            "limits_trust.TRUSTED = {0, os.getuid()}\n"
+            "from torcharena import cli; from torcharena.caps import admin_file, trust\n"
+            "admin_file.PATH = os.environ['TORCHARENA_TEST_LIMITS']\n"
+            "trust.TRUSTED = {0, os.getuid()}\n"
             "sys.exit(cli.main(['top', *sys.argv[1:]]))\n"
         )
         done = subprocess.run(

@@ -528,10 +528,12 @@ def stays() -> None:
             [torch.ones(3, 4), torch.ones(5, 4)], device="cuda", requires_grad=True
         )
         torch.nested.to_padded_tensor(nested * nested, 0.0).sum().backward()
+        start()  # the sizes of sparse ones are values
         index = torch.tensor([[0, 1, 1], [2, 0, 2]], device="cuda")
         sparse = torch.sparse_coo_tensor(index, torch.ones(3, device="cuda"), (2, 3))
         weight = torch.ones(3, 4, device="cuda", requires_grad=True)
         torch.sparse.mm(sparse, weight).sum().backward()
+        start(values=False)
         x = torch.ones(300, dtype=torch.complex64, device="cuda", requires_grad=True)
         (x * x.conj()).abs().sum().backward()
         with torch.no_grad():

@@ -1,4 +1,5 @@
-"""The cases of spill_more_cases.py that enable alike: by name, without loading torch."""
+"""The cases of spill_more_cases.py and spill_state_cases.py that enable alike: by name, without
+loading torch."""
 
 MORE = [
     "every_optimizer",
@@ -13,3 +14,4 @@ MORE = [
     "stays",
     "compiled",
 ]
+STATE = ["copies", "round_trips", "ways_in", "forked", "no_room_ahead"]

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from gpu_case import Started, start_all
+from gpu_case import Started, run_case, start_all
 
-NAMES = ["trees", "trees_backward", "shared", "unshared", "profiled", "pools"]
+NAMES = [
+    "trees",
+    "trees_backward",
+    "shared",
+    "unshared",
+    "misanswered",
+    "profiled",
+    "pools",
+]
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +24,11 @@ def started(request: pytest.FixtureRequest) -> Started:
 @pytest.mark.parametrize("name", NAMES)
 def test_hole(started: Started, name: str) -> None:
     started[name].result()
+
+
+def test_promised() -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    run_case("promised", program="hole_cases.py", quiet=False)

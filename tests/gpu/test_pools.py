@@ -15,6 +15,7 @@ ALIKE = [
     "busy",
     "parked",
     "threads",
+    "out_of_order",
     "driver_fails",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_case import run_case
-from spill_more_names import MORE
+from spill_more_names import MORE, STATE
 
 ALIKE = [
     "g11_net",
@@ -39,3 +39,7 @@ def test_without() -> None:
 
 def test_more_cases() -> None:
     run_case("together", *MORE, program="spill_more_cases.py", quiet=False, timeout=300)
+
+
+def test_state_cases() -> None:
+    run_case("together", *STATE, program="spill_state_cases.py", quiet=False, timeout=300)

@@ -14,7 +14,7 @@ from benchmarks import fixed_shapes
 
 @pytest.mark.parametrize("model", list(fixed_shapes.MODELS))
 def test_fixed_shapes(model: str) -> None:
-    found = fixed_shapes.run_child(model, steps=20, warm=5, timeout=120)
+    found = fixed_shapes.run(model, steps=20, warm=5, timeout=120)
     print(fixed_shapes.line(found))
     assert "error" not in found, fixed_shapes.line(found)
     assert len(found["maps"]) == 20 and found["maps"][0] > 0

@@ -50,3 +50,18 @@ def test_a_killed_program_fails(tmp_path: Path) -> None:
     done = run(program(tmp_path / "killed", "kill -SEGV $$"))
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "0 passed, 1 failed"
+
+
+def test_the_longest_come_first(tmp_path: Path) -> None:
+    for way in ("asan", "plain", "tsan"):
+        (tmp_path / way).mkdir()
+    quick = program(tmp_path / "plain" / "test_a", "exit 0")
+    slow = [
+        program(tmp_path / way / "test_faults", "exit 0")
+        for way in ("tsan", "plain", "asan")
+    ]
+    beside = program(tmp_path / "plain" / "test_ledger_crowd", "exit 0")
+    done = run("--jobs", "1", quick, *slow[::-1], beside)
+    ran = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ok")]
+    assert done.returncode == 0 and beside in ran
+    assert [one for one in ran if one != beside] == [*slow, quick]

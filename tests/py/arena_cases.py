@@ -331,7 +331,7 @@ def same_depth_twice() -> None:  # G8
 
 def back_at(base: int) -> None:
     """Live bytes come back to ``base``: autograd's threads let go a little later."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while torch.cuda.memory_allocated() != base:
         assert time.monotonic() < until, (torch.cuda.memory_allocated(), base)
         time.sleep(0.01)
@@ -579,22 +579,25 @@ def pool_hooks_drop_the_gil() -> None:
     holding = ctypes.PyDLL(_core.library_path())  # calls with the GIL, as torch does
     core.ta_process_allocator.restype = ctypes.c_void_p
     allocator = ctypes.c_void_p(core.ta_process_allocator())
-    under_way, until = threading.Event(), time.monotonic() + 0.2
+    under_way, ended = threading.Event(), threading.Event()
+    until = time.monotonic() + 0.2
 
     @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
     def slow_filter(context: Any, stream: Any) -> bool:
         under_way.set()
         while time.monotonic() < until:
             time.sleep(0.01)
+        ended.set()
         return False
 
     assert core.ta_pool_begin(allocator, 0, Id(9, 9), slow_filter, None) == 0
     thread = threading.Thread(target=empty, args=(MIB,))
     thread.start()
     assert under_way.wait(60)
-    before = time.monotonic()
     holding.ta_torch_pool_end(0, Id(9, 9))
-    assert time.monotonic() - before < 0.9  # else it gives the filter up after a second
+    assert (
+        ended.is_set()
+    )  # a filter that could not have the GIL is given up after a second
     thread.join()
     assert core.ta_pool_release(allocator, 0, Id(9, 9)) == 0
 
@@ -728,9 +731,9 @@ def train() -> None:
     """The demo's model for some steps, under a cap, and its books at the end."""
     torcharena.enable(limit="8GiB")
     gpu = judged()
-    from torcharena import demo_train
+    from torcharena.demo import train as demo
 
-    demo_train.train(torch, 3)
+    demo.train(torch, 3)
     unbroken(gpu)
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.peak"] > GIB

@@ -13,6 +13,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_core import FakeCore
 
+# Files by the time that they take: the longest come first, so that no worker is left with
+# one of them at the end (`--no-loadscope-reorder` keeps this order).
+LONGEST = (
+    *("rehearse_runs", "gpu_cases_simulated", "ranks", "compat", "simcuda_training"),
+    *("spill_simulated", "rehearse_breadth", "pools_simulated", "reports_training"),
+    *("find_batch_size", "rehearse_report", "notebooks", "hooks_simulated", "benchmarks"),
+    *("simcuda_values", "rehearse_compile", "integrations", "packaging", "reports_edges"),
+    *("out_of_memory", "graphs", "installing", "isolation", "limits", "limits_shared"),
+    *("soak", "simcuda_libraries", "simcuda_runtime", "simcuda_inside", "truths"),
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+import forking
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "torcharena"
 TIMEOUT = 300  # seconds; a busy machine takes ten times what an idle one does
@@ -19,6 +21,13 @@ from torcharena.rehearsal.values import Values
 values = Values()
 values.__enter__()
 """
+
+
+def port() -> str:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def missing() -> str:
@@ -56,13 +65,11 @@ def run(
         # autograd's threads may not be done when backward() returns; where Python ends first
         # on a busy machine, torch aborts ("terminate called ..."), on any allocator.
         text += "\nimport time\ntime.sleep(0.25)\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text],
+    done = forking.run(
+        *("-c", text),
+        options=("-W", "ignore"),
         env=environment(gpu, devices, **more),
-        capture_output=True,
-        text=True,
         timeout=TIMEOUT,
-        check=False,
     )
     assert done.returncode == 0, (
         f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

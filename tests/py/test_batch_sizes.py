@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 from torcharena import BatchSize, find_batch_size
-from torcharena.batches import batch_ranks, batches
-from torcharena.batches.batch_sizes import Search, Try
+from torcharena.batches import batches
+from torcharena.batches.ranks import Ranks
+from torcharena.batches.search import Search, Try
 from torcharena.rehearsal import batches as by_rehearsal
 from torcharena.rehearsal import cards, launch, report, verdict
 
@@ -611,8 +612,8 @@ class Store:
 
 def test_ranks_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
-    monkeypatch.setattr(batch_ranks, "_store", lambda: store)
-    two = [batch_ranks.Ranks(), batch_ranks.Ranks()]
+    monkeypatch.setattr("torcharena.batches.ranks._store", lambda: store)
+    two = [Ranks(), Ranks()]
     for rank, one in enumerate(two):
         one.many, one.world, one.rank, one._place = True, 2, rank, "search"
     with ThreadPoolExecutor(2) as pool:
@@ -638,7 +639,7 @@ def test_replicas_exchange_nothing_while_sizes_are_tried() -> None:
             yield
             self.quiet = False
 
-    ranks, replica = batch_ranks.Ranks(), Replica()
+    ranks, replica = Ranks(), Replica()
     with ranks.alone([replica]):
         assert not replica.quiet  # there is nobody to exchange with
     ranks.many = True

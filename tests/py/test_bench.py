@@ -17,21 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import (  # noqa: E402
+from benchmarks.groups import (  # noqa: E402
     caps,
-    comparing,
-    contenders,
     latency,
     packing,
-    rehearsals,
     report,
-    runs,
     spill_child,
     spill_report,
     startup,
     steps,
 )
-from benchmarks.store import Store  # noqa: E402
+from benchmarks.harness import catalogue, comparing, contenders, runs  # noqa: E402
+from benchmarks.harness.store import Store  # noqa: E402
 
 GIB = 1 << 30
 needs_torch = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -203,7 +200,7 @@ def test_programs_and_contenders_by_name(capsys: pytest.CaptureFixture[str]) -> 
             command.parse(wrong)
     assert "nix: not one of" in capsys.readouterr().err
     for program in packing.NEW:
-        assert "truth" in Path(rehearsals.command(program)[0]).read_text()
+        assert "truth" in Path(catalogue.command(program)[0]).read_text()
 
 
 def test_who_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +322,7 @@ def test_processes_take_turns(tmp_path: Path) -> None:
 @needs_torch
 def test_a_program_that_a_cap_is_too_small_for() -> None:
     code = (
-        "import json; from benchmarks.runs import run_program\n"
+        "import json; from benchmarks.harness.runs import run_program\n"
         "print(json.dumps(run_program('small_loops:gpt', 'arena', cap=100 << 20)))"
     )
     done = subprocess.run(

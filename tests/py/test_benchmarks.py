@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import comparing, loops, replays, tracking  # noqa: E402
+from benchmarks import loops, replays, tracking  # noqa: E402
+from benchmarks.harness import comparing  # noqa: E402
 
 
 def test_a_paired_ratio_is_the_median_of_the_pairs() -> None:
@@ -154,7 +155,7 @@ def test_a_child_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHARENA_SLACK", "2")
     monkeypatch.setattr(subprocess, "run", run)
     given = ["--slack", "1.05", "--limit", "8GiB", "--steps", "4"]
-    loops.run_child("moe", "arena", loops.parse(given))
+    loops.one_run("moe", "arena", loops.parse(given))
     child = loops.parse(commands[0][3:])
     assert (child.slack, child.limit, child.steps) == (1.05, "8GiB", 4)
     assert child.child == ["moe", "arena"]

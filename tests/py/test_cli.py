@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torcharena
 from fake_core import FakeCore
-from torcharena import cli, demo, doctor, recording, replaying
+from torcharena import cli, doctor, recording, replaying
+from torcharena.demo import command as demo
 
 GIB = 1 << 30
 

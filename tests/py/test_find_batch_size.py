@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ast
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import forking
 import pytest
 import simulated
 
@@ -27,14 +27,8 @@ CASES = Path(__file__).resolve().parents[1] / "gpu" / "batch_cases.py"
     ],
 )
 def test_cases(allocator: str, names: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(CASES), allocator, *names.split()],
-        env=simulated.environment(),
-        capture_output=True,
-        text=True,
-        timeout=simulated.TIMEOUT,
-        check=False,
-    )
+    arguments = (str(CASES), allocator, *names.split())
+    done = forking.run(*arguments, env=simulated.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
 
@@ -117,9 +111,7 @@ dist.destroy_process_group()
 
 @long
 def test_ranks_agree() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = simulated.port()
     environment = simulated.environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ranks = [
         subprocess.Popen(

@@ -63,9 +63,14 @@ def test_life(name: str) -> None:
     on_the_simulated_gpu(LIFE, *name.split())
 
 
-@pytest.mark.parametrize("names", ["shared", "profiled,pools,trees", "unshared"])
+@pytest.mark.parametrize("names", ["shared", "unshared"])
 def test_holes(names: str) -> None:
     on_the_simulated_gpu(HOLES, names)
+
+
+def test_holes_in_one_process() -> None:
+    names = ["profiled", "pools", "trees", "trees_backward", "misanswered", "promised"]
+    on_the_simulated_gpu(HOLES, ",".join(names), devices=2)
 
 
 def test_copies_between_devices() -> None:
@@ -104,7 +109,7 @@ def test_two_ranks(way: str, launcher: str) -> None:
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("model", ["gpt", "gpt_prefetch", "cnn", "checkpointed"])
 def test_fixed_shapes(model: str) -> None:
-    found = fixed_shapes.run_child(model, steps=8, warm=5, timeout=240)
+    found = fixed_shapes.run(model, steps=8, warm=5, timeout=240)
     assert "error" not in found, fixed_shapes.line(found)
     assert found["maps"][0] > 0
     if model in fixed_shapes.RECORDING:

@@ -11,7 +11,7 @@ from test_reporting import DATA
 from torcharena.reports.graphs import Graphs, rows_of
 from torcharena.reports.page import compact, page
 from torcharena.reports.remedies import remedies
-from torcharena.reports.reporting_text import table
+from torcharena.reports.terminal import table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 

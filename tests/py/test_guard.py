@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
+import forking
 import pytest
 import simulated
 from torcharena import guarding, settings
@@ -15,13 +15,8 @@ simulated_only = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.
 
 
 def run(*names: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(CASES), *names],
-        capture_output=True,
-        text=True,
-        timeout=simulated.TIMEOUT,
-        env=simulated.environment(TORCHARENA_DEBUG="guard"),
-    )
+    env = simulated.environment(TORCHARENA_DEBUG="guard")
+    return forking.run(str(CASES), *names, env=env)
 
 
 @simulated_only

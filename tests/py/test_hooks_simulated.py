@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forking
 import pytest
 
 pytest.importorskip("torcharena._core", reason="the C library is not built")
@@ -37,13 +38,16 @@ def on_the_simulated_gpu(
         "TORCHARENA_SIM_GPU": gpu,
         "TORCHARENA_SIM_DEVICES": str(devices),
     }
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-    )
+    if program.parent == HERE:  # without torch
+        done = subprocess.run(
+            [sys.executable, str(program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment,
+        )
+    else:
+        done = forking.run(str(program), *arguments, env=environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
     assert done.stderr == ""
     return done.stdout

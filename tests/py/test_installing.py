@@ -16,7 +16,8 @@ import torcharena
 from fake_core import PAGE, TOTAL, FakeCore
 from hypothesis import given
 from hypothesis import strategies as st
-from torcharena import installing, state, torch_memory
+from torcharena import installing, state
+from torcharena.answers import memory
 from torcharena.caps import caps
 
 GIB = 1 << 30
@@ -49,7 +50,7 @@ def torch_(fake: FakeCore, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     monkeypatch.setattr(caps, "_totals", lambda: [TOTAL, TOTAL] if up else None)
     monkeypatch.setattr(caps, "announcement", lambda: "announced")
     monkeypatch.setattr(caps, "device_index", lambda device: device or 0)
-    monkeypatch.setattr(torch_memory, "install", lambda torch: None)
+    monkeypatch.setattr(memory, "install", lambda torch: None)
     stand_in.waiting.append(lambda: up.append(True))
     return stand_in
 

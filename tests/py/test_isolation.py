@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torcharena.rehearsal import isolation, isolation_files, isolation_layer
+from torcharena.rehearsal import isolation
+from torcharena.rehearsal.isolation import files, layer, wrapping
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
-PACKAGE = str(Path(isolation.__file__).parents[2])
+PACKAGE = str(Path(isolation.__file__).parents[3])
 WAYS: dict[str, tuple[str, ...]] = {"layer": (), "user": ("--user",)}
 
 
@@ -347,10 +348,10 @@ def test_taking_away_follows_no_link(place: Path, tmp_path: Path) -> None:
     (doomed / "closed" / "out").symlink_to(place / "a.txt")
     (doomed / "closed").chmod(0)
     before = tree(place)
-    isolation_files.remove(str(doomed))
+    files.remove(str(doomed))
     assert not doomed.exists() and tree(place) == before
     (tmp_path / "link").symlink_to(place)
-    isolation_files.remove(str(tmp_path / "link"))
+    files.remove(str(tmp_path / "link"))
     assert tree(place) == before
 
 
@@ -396,9 +397,9 @@ def test_what_vanishes_while_a_layer_is_made_is_left_out(
         (folder / name).mkdir(parents=True)
         (folder / f"{name}.txt").write_text(name)
         (folder / f"{name}.link").symlink_to("x")
-    layer = isolation_layer.Tree.__new__(isolation_layer.Tree)
-    layer.layer, layer.new, layer.user = str(tmp_path / "layer"), str(root), True
-    layer.mounts, layer.lines = {}, []
+    tree = layer.Tree.__new__(layer.Tree)
+    tree.layer, tree.new, tree.user = str(tmp_path / "layer"), str(root), True
+    tree.mounts, tree.lines = {}, []
     scandir = os.scandir
 
     def then_gone(path: str) -> list[os.DirEntry[str]]:
@@ -410,13 +411,13 @@ def test_what_vanishes_while_a_layer_is_made_is_left_out(
 
     def place(path: str, flags: int) -> None:
         """As the real one: the target first, then what asks for the source."""
-        layer.target(path)
+        tree.target(path)
         os.stat(path)
 
-    monkeypatch.setattr(layer, "place", place)
-    monkeypatch.setattr(isolation_layer.os, "scandir", then_gone)
-    layer.split(str(folder), 0)
-    manifest = json.loads(layer.lines[0])
+    monkeypatch.setattr(tree, "place", place)
+    monkeypatch.setattr(layer.os, "scandir", then_gone)
+    tree.split(str(folder), 0)
+    manifest = json.loads(tree.lines[0])
     assert manifest["entries"] == ["here", "here.link", "here.txt"]
     assert manifest["copied"] == ["here.txt"]
     assert sorted(os.listdir(f"{root}{folder}")) == manifest["entries"]
@@ -426,16 +427,16 @@ def test_nobody_sweeps_a_layer_that_is_being_tried(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = layer_options("layer")
-    where, starts = isolation.status(**how).place, isolation.subprocess.run
+    where, starts = isolation.status(**how).place, wrapping.subprocess.run
 
     def start(*args: Any, **kwargs: Any) -> Any:
-        isolation_files.sweep(where)  # another rehearsal begins
+        files.sweep(where)  # another rehearsal begins
         return starts(*args, **kwargs)
 
-    monkeypatch.setattr(isolation.subprocess, "run", start)
-    dead = isolation._make(where)
+    monkeypatch.setattr(wrapping.subprocess, "run", start)
+    dead = wrapping._make(where)
     os.mkfifo(os.path.join(dead, "alive"))
-    assert isolation._try(where, ()) == ""
+    assert wrapping._try(where, ()) == ""
     assert not os.path.exists(dead)
 
 
@@ -499,7 +500,7 @@ def test_exit_codes_and_signals_are_the_commands(place: Path) -> None:
 def test_status_says_why_not(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = isolation.status(mechanism="guard")
     assert found.mechanism == "guard" and "protected" in found.text
-    monkeypatch.setattr(isolation, "_try", lambda place, options: "not here")
+    monkeypatch.setattr(wrapping, "_try", lambda place, options: "not here")
     isolation.forget()
     assert isolation.status().why.startswith("not here")
     with pytest.raises(ValueError, match="neither"):

@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from torcharena.caps import limits_file, limits_reader, limits_trust
-from torcharena.caps.limits_file import AdminFile, Malformed
-from torcharena.caps.limits_trust import Untrusted
+from torcharena.caps import admin_file, reader, trust
+from torcharena.caps.admin_file import AdminFile, Malformed
+from torcharena.caps.trust import Untrusted
 
 GIB = 1 << 30
 GPU = "GPU-5d0c1a2b-3c4d-5e6f-7081-92a3b4c5d6e7"
@@ -41,7 +41,7 @@ process = "0"
 
 def read(text: str | bytes) -> AdminFile:
     raw = text if isinstance(text, bytes) else text.encode()
-    return limits_reader.parse(raw, "limits.toml")
+    return reader.parse(raw, "limits.toml")
 
 
 def sizes_of(file: AdminFile, scope: str, gpu: str, rule: int | None) -> list[str]:
@@ -161,7 +161,7 @@ def test_errors_name_line_and_remedy(text: str | bytes, said: str) -> None:
 
 
 def test_an_error_keeps_the_mode_that_is_clear() -> None:
-    for mode in limits_file.MODES:
+    for mode in admin_file.MODES:
         with pytest.raises(Malformed) as error:
             read(f'mode = "{mode}"\n[limits]\nprocess = 16')
         assert error.value.mode == mode
@@ -182,7 +182,7 @@ def test_without_a_parser_of_toml(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that is as trusted as /etc: who runs the tests stands for root."""
-    monkeypatch.setattr(limits_trust, "TRUSTED", {0, os.getuid()})
+    monkeypatch.setattr(trust, "TRUSTED", {0, os.getuid()})
     folder = tmp_path / "etc"
     folder.mkdir(mode=0o755)
     return folder
@@ -196,21 +196,21 @@ def write(path: Path, text: str = 'mode = "off"\n', mode: int = 0o644) -> Path:
 
 def refused(path: Path, said: str) -> None:
     with pytest.raises(Untrusted) as error:
-        limits_trust.read(str(path))
+        trust.read(str(path))
     assert said in str(error.value) and str(path) in str(error.value)
     with pytest.raises(Malformed) as malformed:
-        limits_file.load(str(path))
+        admin_file.load(str(path))
     assert malformed.value.mode == "enforce"
 
 
 def test_a_sound_file_and_none(place: Path) -> None:
-    assert limits_file.load(str(place / "limits.toml")) is None
-    assert limits_file.load(str(place / "no" / "limits.toml")) is None
-    file = limits_file.load(str(write(place / "limits.toml")))
+    assert admin_file.load(str(place / "limits.toml")) is None
+    assert admin_file.load(str(place / "no" / "limits.toml")) is None
+    file = admin_file.load(str(write(place / "limits.toml")))
     assert file is not None and file.mode == "off"
-    assert file.mark == limits_trust.mark(str(place / "limits.toml"))
+    assert file.mark == trust.mark(str(place / "limits.toml"))
     write(place / "new", 'mode = "observe"\n').rename(place / "limits.toml")
-    assert file.mark != limits_trust.mark(str(place / "limits.toml"))
+    assert file.mark != trust.mark(str(place / "limits.toml"))
 
 
 def test_files_that_others_can_write(place: Path) -> None:
@@ -229,7 +229,7 @@ def test_files_that_others_can_write(place: Path) -> None:
     place.chmod(0o1777)  # sticky: what is root's there nobody else replaces
     if os.getuid() == 0:
         os.chown(path, 0, 0)
-    assert limits_file.load(str(path)) is not None
+    assert admin_file.load(str(path)) is not None
 
 
 def test_links_are_followed_where_root_made_them(place: Path, tmp_path: Path) -> None:
@@ -238,17 +238,17 @@ def test_links_are_followed_where_root_made_them(place: Path, tmp_path: Path) ->
     write(place / "..1" / "limits.toml")
     (place / "..data").symlink_to("..1")
     (place / "limits.toml").symlink_to("..data/limits.toml")
-    file = limits_file.load(str(place / "limits.toml"))
+    file = admin_file.load(str(place / "limits.toml"))
     assert file is not None and file.mode == "off"
-    before = limits_trust.mark(str(place / "limits.toml"))
+    before = trust.mark(str(place / "limits.toml"))
     (place / "..2").mkdir()
     write(place / "..2" / "limits.toml", 'mode = "observe"\n')
     (place / "..new").symlink_to("..2")
     (place / "..new").rename(place / "..data")  # as the kubelet changes it
-    assert limits_trust.mark(str(place / "limits.toml")) != before
+    assert trust.mark(str(place / "limits.toml")) != before
     absolute = tmp_path / "absolute"
     absolute.symlink_to(place / "limits.toml")
-    file = limits_file.load(str(absolute))
+    file = admin_file.load(str(absolute))
     assert file is not None and file.mode == "observe"
     if os.getuid() == 0:
         os.lchown(place / "..data", 1234, 1234)
@@ -272,7 +272,7 @@ def test_what_is_no_file(place: Path) -> None:
         listening.bind(str(place / "s"))
         refused(place / "s", "cannot be read")
     refused(write(place / "file") / "limits.toml", "is no directory")
-    large = write(place / "large", "#" * (limits_trust.LARGEST + 1))
+    large = write(place / "large", "#" * (trust.LARGEST + 1))
     refused(large, "no such file needs as many")
 
 
@@ -295,11 +295,11 @@ def test_in_a_user_namespace_root_has_the_overflow_uid(
 ) -> None:
     """Where it is mounted read-only: then whoever that uid stands for does not write it here."""
     path = write(place / "limits.toml")
-    monkeypatch.setattr(limits_trust, "TRUSTED", {4242})
-    monkeypatch.setattr(limits_trust, "_overflow_uid", os.getuid)
-    monkeypatch.setattr(limits_trust, "_check_directory", lambda path, directory: None)
+    monkeypatch.setattr(trust, "TRUSTED", {4242})
+    monkeypatch.setattr(trust, "_overflow_uid", os.getuid)
+    monkeypatch.setattr(trust, "_check_directory", lambda path, directory: None)
     refused(path, "not to root")  # no user namespace
-    monkeypatch.setattr(limits_trust, "_in_user_namespace", lambda: True)
+    monkeypatch.setattr(trust, "_in_user_namespace", lambda: True)
     refused(path, "not to root")  # mounted writable
     real = os.fstatvfs
 
@@ -307,5 +307,5 @@ def test_in_a_user_namespace_root_has_the_overflow_uid(
         f_flag = os.ST_RDONLY
 
     monkeypatch.setattr(os, "fstatvfs", lambda fd: ReadOnly)
-    assert limits_file.load(str(path)) is not None
+    assert admin_file.load(str(path)) is not None
     monkeypatch.setattr(os, "fstatvfs", real)

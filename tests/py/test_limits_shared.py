@@ -126,16 +126,16 @@ def test_a_crowd_that_is_killed(machine: Shared) -> None:
     crowd = machine.start(2)
     for one in crowd:
         one.tell("work 60")
-    highest, end = 0, time.monotonic() + 3
-    while time.monotonic() < end:
+    highest, begin = 0, time.monotonic()
+    while (took := time.monotonic() - begin) < 3 or (highest <= 256 * MIB and took < 60):
         highest = max(highest, total(machine))
-        if len(crowd) > 1 and time.monotonic() > end - 1:
+        if len(crowd) > 1 and took > 2:
             crowd.pop().kill()
     assert 256 * MIB < highest <= 512 * MIB
     (last,) = crowd
     last.kill()
     (heir,) = machine.start()
-    assert heir.grow(512)["seconds"] < 5
+    assert heir.grow(512)["seconds"] < 20
     assert total(machine) == 512 * MIB
     assert [row["state"] for row in machine.gpu()["processes"]] == ["alive"]
 
@@ -146,8 +146,8 @@ def test_never_no_limit(machine: Shared) -> None:
     machine.write('[limits]\ndevice = "1GiB"')
     machine.ledger.chmod(0o700)
     code = (
-        "import os\nfrom torcharena import _autoload; from torcharena.caps import limits_trust\n"
-        "limits_trust.TRUSTED = {0, os.getuid()}\n_autoload.load()\n"
+        "import os\nfrom torcharena import _autoload; from torcharena.caps import trust\n"
+        "trust.TRUSTED = {0, os.getuid()}\n_autoload.load()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -11,7 +11,7 @@ import pytest
 import simulated
 from torcharena.reports import modules, reporting
 from torcharena.reports.page import page
-from torcharena.reports.reporting_text import comparison, table
+from torcharena.reports.terminal import comparison, table
 
 pytestmark = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 

@@ -66,7 +66,8 @@ print(said)
     assert oom["requested"] > 0
     assert oom["bytes"] + oom["requested"] > 60 << 20
     assert oom["categories"]["parameter"] == found["parameter"]
-    assert oom["categories"]["activation"] > 20 << 20
+    of = oom["categories"]
+    assert of["activation"] + of.get("workspace", 0) > 20 << 20
     assert found["free"] > 12 << 20  # what train() held is gone
     assert len(found["printed"]) == 1
     assert (tmp_path / "oom.json").exists()
@@ -112,6 +113,9 @@ except ValueError:
 held = torcharena.held_by_exceptions()
 said["held"] = [(one.exception, one.name, one.bytes) for one in held]
 said["place"] = held[0].place
+del held
+rows = torcharena.report().data["held_by_errors"]
+said["reported"] = [(row["exception"], row["name"], row["bytes"]) for row in rows]
 before = torch.cuda.memory_allocated()
 said["freed"] = torcharena.free_exceptions()
 said["gone"] = before - torch.cuda.memory_allocated()
@@ -159,6 +163,10 @@ print(said)
         ("ValueError", "logits", 1 << 20),
     ]
     assert found["place"].endswith(", fails")
+    assert found["reported"] == [
+        ("ValueError", "batch", 5 << 20),
+        ("ValueError", "logits", 5 << 20),
+    ]
     assert found["freed"] == found["gone"] == 10 << 20
     assert found["left"] == []
     assert found["goes on"] == 1 << 20

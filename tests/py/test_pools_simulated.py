@@ -4,10 +4,10 @@ watching: the cases of tests/gpu, most of them in one process."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forking
 import pytest
 
 pytest.importorskip("torcharena._core", reason="the C library is not built")
@@ -36,19 +36,9 @@ def run(program: str, *arguments: str, **more: str) -> None:
         "LD_LIBRARY_PATH": str(LIBRARY.parent),
         "TORCHARENA_SIM_GPU": "16GiB",
     }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(ROOT / "tests" / "gpu" / program),
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment | more,
-    )
+    path = str(ROOT / "tests" / "gpu" / program)
+    options = ("-W", "ignore")
+    done = forking.run(path, *arguments, options=options, env=environment | more)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
 
 

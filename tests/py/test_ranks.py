@@ -123,7 +123,7 @@ def test_ranks_tell_each_other(tmp_path: Path, eager: bool) -> None:
     code, found, said = rehearse(
         tmp_path, TOLD.replace("EAGER", str(eager)), "--gpus", "2", "--allocator", "native",
         program=["torchrun", "--nproc-per-node", "2", "--master-port",
-                 str(29551 + eager), "program.py"],
+                 simulated.port(), "program.py"],
     )  # fmt: skip
     assert code == 0 and said.count("came to the end") == 2, said
     assert sorted(p["rank"] for p in found["processes"]) == ["0", "1"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,13 @@ kept = [fill(1) for _ in range(6)]
 """
 
 
-def rehearse(
+def begin(
     folder: Path,
     script: str,
     *options: str,
     args: tuple[str, ...] = (),
     program: Any = None,
-) -> tuple[int, dict[str, Any], str]:
-    """(exit code, the object, all it printed)."""
+) -> subprocess.Popen[str]:
     (folder / "program.py").write_text(script)
     env = {
         k: v
@@ -55,7 +55,7 @@ def rehearse(
         if not k.startswith(("PYTORCH_", "TORCHARENA_"))
     }
     env["PYTHONPATH"] = str(PACKAGE.parent)
-    done = subprocess.run(
+    return subprocess.Popen(
         [
             *(sys.executable, "-W", "ignore", "-m", "torcharena.rehearsal", "--json"),
             *options,
@@ -64,17 +64,56 @@ def rehearse(
         ],
         env=env,
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=simulated.TIMEOUT,
-        check=False,
     )
-    assert done.stdout.strip(), done.stderr
-    return (
-        done.returncode,
-        json.loads(done.stdout.splitlines()[-1]),
-        done.stdout + done.stderr,
-    )
+
+
+def rehearsed(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the object, all it printed)."""
+    with process:
+        try:
+            out, err = process.communicate(timeout=simulated.TIMEOUT)
+        finally:
+            process.kill()
+    assert out.strip(), err
+    return process.returncode, json.loads(out.splitlines()[-1]), out + err
+
+
+def rehearse(
+    folder: Path,
+    script: str,
+    *options: str,
+    args: tuple[str, ...] = (),
+    program: Any = None,
+) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the object, all it printed)."""
+    return rehearsed(begin(folder, script, *options, args=args, program=program))
+
+
+FOREVER = """
+import torch, time
+{}print("on")
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forever(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Programs that are ended after a while, which passes beside the other tests."""
+    processes = {}
+    for name, line in (("cuda", "kept = torch.ones(1 << 20, device='cuda')\n"), ("", "")):
+        options = ("--timeout", "40s", *(() if name else ("--allocator", "native")))
+        folder = tmp_path_factory.mktemp("forever")
+        processes[name] = begin(folder, FOREVER.format(line), *options)
+    yield processes
+    for process in processes.values():
+        with process:
+            process.terminate()
 
 
 def test_all_allocators_fit(tmp_path: Path) -> None:
@@ -194,17 +233,6 @@ def test_the_script_fails(tmp_path: Path) -> None:
     assert len(found["runs"]) == 1  # the other allocators would tell nothing
 
 
-def test_time_runs_out(tmp_path: Path) -> None:
-    script = (
-        "import torch, time\nkept = torch.ones(1 << 20, device='cuda')\nprint('on')\n"
-        "while True:\n    time.sleep(0.05)\n"
-    )
-    code, found, _ = rehearse(tmp_path, script, "--timeout", "25s")
-    assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"
-    assert found["where"][-1]["line"] == 5
-    assert found["peak_requested"] == 4 << 20
-
-
 def test_a_module_and_a_program_without_cuda(tmp_path: Path) -> None:
     (tmp_path / "mod.py").write_text("import sys\nprint('mod', sys.argv[1:], __name__)\n")
     code, found, said = rehearse(
@@ -227,7 +255,7 @@ def test_a_launcher_with_two_ranks(tmp_path: Path) -> None:
     )
     code, found, said = rehearse(
         tmp_path, script, "--gpus", "2", "--allocator", "native",
-        program=["torchrun", "--nproc-per-node", "2", "--master-port", "29537", "program.py"],
+        program=["torchrun", "--nproc-per-node", "2", "--master-port", simulated.port(), "program.py"],
     )  # fmt: skip
     assert code == 0, said
     assert sorted(p["rank"] for p in found["processes"]) == ["0", "1"]
@@ -388,16 +416,6 @@ def test_a_trace_is_replayed_with_the_scripts_own_settings(tmp_path: Path) -> No
     assert done is not None and done.peak_reserved == 450 * mib
 
 
-def test_a_launching_process_that_never_uses_cuda_runs_out_of_time(
-    tmp_path: Path,
-) -> None:
-    script = "import torch, time\nprint('on')\nwhile True:\n    time.sleep(0.05)\n"
-    code, found, _ = rehearse(
-        tmp_path, script, "--timeout", "20s", "--allocator", "native"
-    )
-    assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"
-
-
 GONE = """
 import os, signal, sys, time, torch
 kept = [torch.ones(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
@@ -435,3 +453,17 @@ def test_what_kernels_for_sparse_tensors_make_is_told_as_not_computed(
     code, found, _ = rehearse(tmp_path, SPARSE, "--allocator", "native")
     assert code == 0
     assert [place["line"] for place in found["values"]["places"]] == [5, 6]
+
+
+def test_time_runs_out(forever: dict[str, subprocess.Popen[str]]) -> None:
+    code, found, _ = rehearsed(forever["cuda"])
+    assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"
+    assert found["where"][-1]["line"] == 6
+    assert found["peak_requested"] == 4 << 20
+
+
+def test_a_launching_process_that_never_uses_cuda_runs_out_of_time(
+    forever: dict[str, subprocess.Popen[str]],
+) -> None:
+    code, found, _ = rehearsed(forever[""])
+    assert code == 4 and found["timed_out"] and found["verdict"] == "cannot tell"

@@ -13,18 +13,33 @@ from torcharena.rehearsal import (
     api,
     cards,
     command,
-    isolation,
     launch,
     places,
     rehearsing,
     verdict,
 )
+from torcharena.rehearsal.isolation import wrapping
 from torcharena.rehearsal.launch import Run
 from torcharena.rehearsal.report import Outcome, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 GIB = 1 << 30
+
+
+def test_a_snapshot_imports_no_compiler() -> None:
+    """torch looks frames up in `torch._inductor.codecache`, which it imports for that."""
+    from types import ModuleType
+
+    torch: Any = ModuleType("torch")
+    with places._no_compiled_frames(torch):
+        frames = torch._inductor.codecache.PyCodeCache.stack_frames_for_code
+        assert frames("train.py", 3) is None
+    assert not hasattr(torch, "_inductor")
+    torch._inductor = real = ModuleType("torch._inductor")
+    with places._no_compiled_frames(torch):
+        assert torch._inductor is real
+    assert torch._inductor is real
 
 
 # --- cards ------------------------------------------------------------------------------
@@ -218,9 +233,9 @@ def test_runs_share_what_they_compile(tmp_path: Path) -> None:
     assert folder.is_dir()
     # Where there is no layer over the files, the guard keeps out of it.
     shared = [str(folder)]
-    assert isolation._below(found["TORCHINDUCTOR_CACHE_DIR"], shared)
-    assert not isolation._below(f"{folder}s/inductor", shared)
-    assert not isolation._below(None, shared)
+    assert wrapping._below(found["TORCHINDUCTOR_CACHE_DIR"], shared)
+    assert not wrapping._below(f"{folder}s/inductor", shared)
+    assert not wrapping._below(None, shared)
 
 
 def test_a_launcher_on_path_may_be_of_another_environment(

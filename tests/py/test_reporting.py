@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torcharena.reports import reporting
 from torcharena.reports.device_rows import rows_of
 from torcharena.reports.page import page
 from torcharena.reports.remedies import remedies
-from torcharena.reports.reporting_text import comparison, table
+from torcharena.reports.terminal import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
@@ -108,12 +109,17 @@ del big
 grads = [p.grad for p in model.parameters()]
 report = torcharena.report()
 checked()
+def requested():
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+live = requested()
+torch._C._cuda_clearCublasWorkspaces()
+now = requested() if report.data["now"]["categories"].get("workspace") else live
 print({"peak": report.data["peak"], "now": report.data["now"],
        "parameter": bytes_of(model.parameters()), "gradient": bytes_of(grads),
        "optimizer state": bytes_of(state(optimizer)), "buffer": bytes_of(model.buffers()),
        "phases": {row["path"]: row for row in report.data["phases"]},
-       "steps": report.data["steps"], "live": torch.cuda.memory_stats()[
-           "requested_bytes.all.current"], "began": began})
+       "steps": report.data["steps"], "began": began, "live": live, "freed": live - now,
+       "kept": torcharena.report().data["now"]["categories"].get("workspace", 0)})
 """)
     for at in ("peak", "now"):
         categories = found[at]["categories"]
@@ -122,6 +128,10 @@ print({"peak": report.data["peak"], "now": report.data["now"],
         assert sum(categories.values()) == found[at]["bytes"]
         assert sum(found[at]["phases"].values()) == found[at]["bytes"]
     assert found["now"]["bytes"] == found["live"]
+    assert found["freed"] == found["now"]["categories"].get("workspace", 0)
+    assert found["kept"] == 0
+    if tuple(map(int, version("torch").split(".")[:2])) >= (2, 9):
+        assert found["freed"] >= 8 << 20  # cuBLAS had some in forward and in backward
     assert found["steps"] == 4
     phases = found["phases"]
     for name, times in (("forward", 4), ("backward", 4), ("optimizer", 3)):
@@ -161,7 +171,7 @@ def keep(module, inputs, outputs):  # lets go of the one before, in the next bac
 model[1].register_full_backward_hook(keep)
 
 def now():
-    sums = [0] * 7
+    sums = [0] * len(torcharena.reports.phases.CATEGORIES)
     for block in core.usage_blocks(0, 2):
         sums[block[4]] += block[1]
     return sums[2]
@@ -621,6 +631,11 @@ def test_remedies_are_ranked_by_what_they_save_here() -> None:
             {"category": "activation", "phase": "backward", "blocks": 5, "bytes": 50},
         ],
     }
+    full = [row["what"] for row in remedies(moment, full_precision=True)]
+    assert (
+        full.index("autocast to bf16")
+        == full.index("half the batch, two steps accumulated") - 1
+    )
     found = [(row["bytes"], row["what"]) for row in remedies(moment)]
     assert found == [
         (500, "train a few adapters only"),

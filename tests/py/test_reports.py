@@ -12,7 +12,8 @@ import torcharena
 from fake_core import PAGE, TOTAL, FakeCore
 from hypothesis import given
 from hypothesis import strategies as st
-from torcharena import torch_memory, torch_snapshot, torch_stats
+from torcharena.answers import memory, stats
+from torcharena.answers.snapshot import Mapped, trace
 
 GIB = 1 << 30
 
@@ -26,10 +27,10 @@ def torch_(arena: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         _C=SimpleNamespace(),
     )
-    monkeypatch.setattr(torch_memory, "_torch", stand_in)
-    monkeypatch.setattr(torch_memory, "when_cuda_is_up", lambda call: call())
-    monkeypatch.setattr(torch_memory._History, "enabled", None)
-    monkeypatch.setattr(torch_memory._History, "skip", frozenset())
+    monkeypatch.setattr(memory, "_torch", stand_in)
+    monkeypatch.setattr(memory, "when_cuda_is_up", lambda call: call())
+    monkeypatch.setattr(memory._History, "enabled", None)
+    monkeypatch.setattr(memory._History, "skip", frozenset())
     return stand_in
 
 
@@ -45,7 +46,7 @@ def test_counters_equal_sums_over_live_blocks(arena: FakeCore, torch_: Any) -> N
         else:
             size = rng.choice([1, 512, 513, 1 << 20, (1 << 20) + 1, 7 << 20])
             live[arena.alloc(size)] = size
-        found = torch_memory._memory_stats(0)
+        found = memory._memory_stats(0)
         for pool, keep in (
             ("all", lambda size: True),
             ("small_pool", lambda size: size <= 1 << 20),
@@ -82,11 +83,11 @@ def test_resets_reach_the_core(arena: FakeCore, torch_: Any) -> None:
     address = arena.alloc(GIB)
     arena.free(address)
     arena.alloc(PAGE)
-    torch_memory._reset_peak(0)
-    found = torch_memory._memory_stats(0)
+    memory._reset_peak(0)
+    found = memory._memory_stats(0)
     assert found["requested_bytes"]["all"]["peak"] == PAGE
-    torch_memory._reset_accumulated(0)
-    found = torch_memory._memory_stats(0)
+    memory._reset_accumulated(0)
+    found = memory._memory_stats(0)
     assert found["allocation"]["all"] == {
         "current": 1,
         "peak": 1,
@@ -97,32 +98,32 @@ def test_resets_reach_the_core(arena: FakeCore, torch_: Any) -> None:
 
 def test_another_device_has_its_own_numbers(arena: FakeCore, torch_: Any) -> None:
     arena.alloc(GIB, index=1)
-    assert torch_memory._memory_stats(0)["requested_bytes"]["all"]["current"] == 0
-    assert torch_memory._memory_stats(1)["requested_bytes"]["all"]["current"] == GIB
+    assert memory._memory_stats(0)["requested_bytes"]["all"]["current"] == 0
+    assert memory._memory_stats(1)["requested_bytes"]["all"]["current"] == GIB
     for device in (-1, 2):
         with pytest.raises(RuntimeError, match="there are 2"):
-            torch_memory._memory_stats(device)
+            memory._memory_stats(device)
 
 
 def test_mem_get_info_under_a_cap_is_of_the_cap(arena: FakeCore, torch_: Any) -> None:
     arena.alloc(GIB)
-    assert torch_memory.mem_get_info(0) == (TOTAL - GIB, TOTAL)
+    assert memory.mem_get_info(0) == (TOTAL - GIB, TOTAL)
     arena.set_limit(-1, "api", 16 * GIB)
-    assert torch_memory.mem_get_info(0) == (15 * GIB, 16 * GIB)
-    assert torch_memory.mem_get_info(1) == (16 * GIB, 16 * GIB)
+    assert memory.mem_get_info(0) == (15 * GIB, 16 * GIB)
+    assert memory.mem_get_info(1) == (16 * GIB, 16 * GIB)
     assert torcharena.device_memory(0) == (TOTAL - GIB, TOTAL)
     arena.set_limit(-1, "api", GIB // 2)  # lowered below what is held
-    assert torch_memory.mem_get_info(0) == (0, GIB // 2)
+    assert memory.mem_get_info(0) == (0, GIB // 2)
     arena.set_limit(-1, "api", 2 * TOTAL)
-    assert torch_memory.mem_get_info(0) == (TOTAL - GIB, TOTAL)
+    assert memory.mem_get_info(0) == (TOTAL - GIB, TOTAL)
 
 
 def test_the_fraction_is_a_cap_of_its_own(arena: FakeCore, torch_: Any) -> None:
-    assert torch_memory._get_fraction(1) == 1.0
-    torch_memory._set_fraction(0.25, 1)
-    assert torch_memory._get_fraction(1) == 0.25
+    assert memory._get_fraction(1) == 1.0
+    memory._set_fraction(0.25, 1)
+    assert memory._get_fraction(1) == 0.25
     assert arena.limit(1) == (TOTAL // 4, "fraction") and arena.limit(0)[0] is None
-    torch_memory._set_fraction(1.0, 1)
+    memory._set_fraction(1.0, 1)
     assert arena.limit(1)[0] is None
 
 
@@ -133,7 +134,7 @@ def test_blocks_tile_their_segments(arena: FakeCore, torch_: Any) -> None:
     arena.alloc(1000)
     arena.alloc(PAGE)
     arena.alloc(9 << 20, index=1, stream=7)
-    snapshot = torch_memory.memory_snapshot(None)
+    snapshot = memory.memory_snapshot(None)
     assert [segment["device"] for segment in snapshot["segments"]] == [0, 0, 1]
     for segment in snapshot["segments"]:
         at = segment["address"]
@@ -152,18 +153,18 @@ def test_blocks_tile_their_segments(arena: FakeCore, torch_: Any) -> None:
 
 def test_a_pools_snapshot_has_the_pools_segments(arena: FakeCore, torch_: Any) -> None:
     arena.alloc(1000)
-    assert torch_memory.memory_snapshot((0, 0))["segments"]
-    assert torch_memory.memory_snapshot((3, 0))["segments"] == []
-    assert torch_memory.memory_snapshot((0, 0, False))["device_traces"] == [[], []]
+    assert memory.memory_snapshot((0, 0))["segments"]
+    assert memory.memory_snapshot((3, 0))["segments"] == []
+    assert memory.memory_snapshot((0, 0, False))["device_traces"] == [[], []]
 
 
 def test_history_is_what_was_asked_for(arena: FakeCore, torch_: Any) -> None:
-    torch_memory._record_history("all", None, "python", 1000)
-    assert arena.calls[-1] == ("history_start", 1000) and torch_memory._history_enabled()
+    memory._record_history("all", None, "python", 1000)
+    assert arena.calls[-1] == ("history_start", 1000) and memory._history_enabled()
     first = arena.alloc(1000)
     arena.free(first)
     second = arena.alloc(PAGE + 1, index=1)
-    (zero, one) = torch_memory.memory_snapshot(None)["device_traces"]
+    (zero, one) = memory.memory_snapshot(None)["device_traces"]
     assert [(e["action"], e["addr"]) for e in zero] == [
         ("segment_map", first),
         ("alloc", first),
@@ -176,29 +177,27 @@ def test_history_is_what_was_asked_for(arena: FakeCore, torch_: Any) -> None:
         ("alloc", PAGE + 1),
     ]
     assert one[1]["addr"] == second
-    torch_memory._record_history(
-        "all", None, skip_actions=["segment_map", "segment_unmap"]
-    )
-    (zero, _) = torch_memory.memory_snapshot(None)["device_traces"]
+    memory._record_history("all", None, skip_actions=["segment_map", "segment_unmap"])
+    (zero, _) = memory.memory_snapshot(None)["device_traces"]
     assert [e["action"] for e in zero] == ["alloc", "free_requested", "free_completed"]
-    torch_memory._record_history(None)
-    assert not torch_memory._history_enabled() and arena.events is None
+    memory._record_history(None)
+    assert not memory._history_enabled() and arena.events is None
 
 
 def test_history_says_that_it_has_no_stacks(arena: FakeCore, torch_: Any) -> None:
     with pytest.warns(UserWarning, match="no stack traces"):
-        torch_memory._record_history("all", "all")
+        memory._record_history("all", "all")
     with pytest.raises(RuntimeError, match="record_pinned_host_memory"):
-        torch_memory._record_history("all", None, record_pinned_host_memory=True)
+        memory._record_history("all", None, record_pinned_host_memory=True)
     with pytest.raises(RuntimeError, match="expected state"):
-        torch_memory._record_history("some", None)
+        memory._record_history("some", None)
 
 
 def test_an_unbounded_history_is_bounded(arena: FakeCore, torch_: Any) -> None:
     import sys
 
-    torch_memory._record_history("all", None, "python", sys.maxsize)
-    assert arena.calls[-1] == ("history_start", torch_memory._LONGEST_HISTORY)
+    memory._record_history("all", None, "python", sys.maxsize)
+    assert arena.calls[-1] == ("history_start", memory._LONGEST_HISTORY)
 
 
 PAGES = st.integers(min_value=0, max_value=40)
@@ -206,7 +205,7 @@ PAGES = st.integers(min_value=0, max_value=40)
 
 @given(st.lists(st.tuples(st.booleans(), PAGES, st.integers(min_value=1, max_value=12))))
 def test_mapped_ranges_against_a_set_of_pages(steps: list[tuple[bool, int, int]]) -> None:
-    mapped, model = torch_snapshot.Mapped(), set[int]()
+    mapped, model = Mapped(), set[int]()
     for add, start, length in steps:
         pages = set(range(start, start + length))
         if add:
@@ -235,10 +234,10 @@ def test_every_traced_address_was_mapped_then(seed: int, dropped: int) -> None:
             live.append(core.alloc(rng.randrange(1, 9 << 20)))
     events = core.history()[dropped:]
     now = [(r["address"], r["address"] + r["size"]) for r in core.snapshot(0)]
-    entries = torch_snapshot.trace(events, 0, torch_snapshot.Mapped(now))
+    entries = trace(events, 0, Mapped(now))
     assert len(entries) <= len(events)
     # Walk back from now, as the viewer does, and forth again.
-    mapped = torch_snapshot.Mapped(now)
+    mapped = Mapped(now)
     for entry in reversed(entries):
         start, end = entry["addr"], entry["addr"] + entry["size"]
         if entry["action"] == "segment_unmap":
@@ -253,7 +252,7 @@ def test_every_traced_address_was_mapped_then(seed: int, dropped: int) -> None:
         assert start in mapped
         if entry["action"] == "segment_unmap":
             mapped.remove(start, end)
-    assert mapped.ranges() == torch_snapshot.Mapped(now).ranges()
+    assert mapped.ranges() == Mapped(now).ranges()
 
 
 # --- what is refused -----------------------------------------------------------------------
@@ -274,23 +273,23 @@ def test_what_has_no_meaning_names_the_remedy(
     name: str, arguments: tuple[Any, ...], remedy: str
 ) -> None:
     with pytest.raises(RuntimeError, match=remedy):
-        torch_memory._REPLACED[name](*arguments)
+        memory._REPLACED[name](*arguments)
 
 
 def test_metadata_is_kept_and_said_to_have_no_effect(
     arena: FakeCore, torch_: Any
 ) -> None:
     with pytest.warns(UserWarning, match="torcharena.mark"):
-        torch_memory._set_metadata("step 1")
-    assert torch_memory._get_metadata() == "step 1"
-    assert torch_memory._REPLACED["_cuda_memoryMetadataSupported"]() is False
+        memory._set_metadata("step 1")
+    assert memory._get_metadata() == "step 1"
+    assert memory._REPLACED["_cuda_memoryMetadataSupported"]() is False
 
 
 def test_live_blocks_of_a_pool(arena: FakeCore, torch_: Any) -> None:
     address = arena.alloc(1000)
-    assert torch_memory._check_pool(0, (0, 0), {address})
-    assert not torch_memory._check_pool(0, (0, 0), {address, 1})
-    assert torch_memory._check_pool(0, (9, 0), set())
+    assert memory._check_pool(0, (0, 0), {address})
+    assert not memory._check_pool(0, (0, 0), {address, 1})
+    assert memory._check_pool(0, (9, 0), set())
 
 
 # --- our own reports -----------------------------------------------------------------------
@@ -328,8 +327,8 @@ def test_memory_summary_is_a_table_for_people(arena: FakeCore) -> None:
 
 
 def test_newer_torch_gets_its_entries(arena: FakeCore) -> None:
-    older = torch_stats.nested(arena.stats(0))
-    newer = torch_stats.nested(arena.stats(0), newer=True)
+    older = stats.nested(arena.stats(0))
+    newer = stats.nested(arena.stats(0), newer=True)
     assert set(newer) - set(older) == {
         "num_oom_rejections",
         "reserved_bytes_by_private_pools",
@@ -343,7 +342,7 @@ def test_pages_that_pass_between_pools_keep_the_books(arena: FakeCore) -> None:
     raw["reserved"] = raw["pages"] = (3 * PAGE, 3 * PAGE, 3 * PAGE, 0)
     small, large = (PAGE, 2 * PAGE, 2 * PAGE, PAGE), (PAGE, PAGE, PAGE, 0)
     raw["mapped"] = ((2 * PAGE, 2 * PAGE, 3 * PAGE, PAGE), small, large)
-    found = torch_stats.nested(raw)
+    found = stats.nested(raw)
     assert found["segment"] == {
         "all": {"current": 3, "peak": 3, "allocated": 3, "freed": 0},
         "small_pool": {"current": 1, "peak": 2, "allocated": 2, "freed": 1},
@@ -362,7 +361,7 @@ def test_bytes_by_private_pool(arena: FakeCore) -> None:
             ((5, 0), False, 4),
         )
     ]
-    found = torch_stats.nested(arena.stats(0), newer=True, segments=runs)
+    found = stats.nested(arena.stats(0), newer=True, segments=runs)
     by_pool = found["reserved_bytes_by_private_pools"]
     assert list(by_pool) == [(0, 7), (5, 0)]
     now = {pool: gauge["current"] // PAGE for pool, gauge in by_pool[0, 7].items()}

@@ -11,7 +11,7 @@ from test_reporting import DATA, run
 from torcharena import phase
 from torcharena.reports import modules, notebook, reporting, tracking
 from torcharena.reports.page import page
-from torcharena.reports.reporting_text import comparison, table
+from torcharena.reports.terminal import comparison, table
 
 with_torch = pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing())
 
@@ -97,12 +97,12 @@ def test_watch_wants_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_outlives_its_step_is_nothing_to_checkpoint() -> None:
     """A library's workspace: allocated in the first forward, kept for good."""
-    paths = ["", "forward"]
+    known = [reporting.Named(""), reporting.Named("forward", True)]
     when = {"bytes": 0, "requested": 0, "us": 0.0, "step": 3, "phase": 1}
     activations = [(0, 8 << 20, 3, 1, 0, 0, 0)] * 4  # of the peak's step, freed since
     kept = [(512 * i, 32 << 20, born, 1, 0, 0, 0) for i, born in ((1, 0), (2, 0), (3, 3))]
     when["bytes"] = sum(block[1] for block in activations + kept)
-    moment = reporting._moment(when, activations + kept, paths, 5)
+    moment = reporting._moment(when, activations + kept, known, 5)
     found = {row["what"]: row["bytes"] for row in moment["remedies"]}
     assert found["checkpoint the repeated blocks"] == 32 << 20
     assert moment["categories"]["activation"] == when["bytes"]  # as ever

@@ -4,7 +4,6 @@ the tensors themselves, to the byte; phases by how often each was entered."""
 from __future__ import annotations
 
 import ast
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -116,9 +115,7 @@ dist.destroy_process_group()
 
 def two_ranks(code: str) -> list[dict[str, Any]]:
     """What each of two processes, a simulated GPU each, printed last."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = simulated.port()
     env = simulated.environment(devices=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ranks = [
         subprocess.Popen(
@@ -233,12 +230,24 @@ rows = torch.utils.data.TensorDataset(torch.randn(16, 64))
 loader = torch.utils.data.DataLoader(rows, batch_size=4)
 with tempfile.TemporaryDirectory() as folder:
     path = folder + "/memory.json"
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cuda", devices=1, logger=False, precision="bf16-mixed",
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=folder, callbacks=[Looks(), ArenaCallback(report=path)])
+    def trainer_with(*callbacks):
+        return lightning.Trainer(
+            max_epochs=2, accelerator="cuda", devices=1, logger=False,
+            precision="bf16-mixed", enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=folder, callbacks=list(callbacks))
+    trainer = trainer_with(Looks(), ArenaCallback(report=path))
     trainer.fit(Module(), loader, loader)
     said["saved"] = {r["path"]: r["entries"] for r in reporting.load(path).data["phases"]}
+    class Large(Module):
+        def training_step(self, batch, index):
+            return self.net(batch[0].new_empty(1 << 40, 64)).sum()
+    try:
+        trainer_with(ArenaCallback(report=path)).fit(Large(), loader)
+    except torch.OutOfMemoryError:
+        said["oom"] = reporting.load(path).data["out_of_memory"]
+    from torcharena.reports import tracking
+    assert tracking.trackings() == []
 said["steps"] = trainer.global_step
 said["lines"] = [line for line in lines if line.startswith("epoch ")]
 print(said)
@@ -252,3 +261,4 @@ print(said)
     assert found["saved"]["forward"] == 8 <= found["saved"]["evaluation"]
     assert found["sums"]["optimizer state"] >= 2 * found["sums"]["parameter"] > 0
     assert len(found["lines"]) == 2
+    assert found["oom"]["phase"] == "forward" and found["oom"]["requested"] >= 1 << 47

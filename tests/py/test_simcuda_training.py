@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated import PACKAGE, TIMEOUT, environment, missing, run, said
+from simulated import PACKAGE, TIMEOUT, environment, missing, port, run, said
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -228,7 +228,7 @@ def test_collectives_of_one_rank() -> None:
         dist.destroy_process_group()
         """,
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29511",
+        MASTER_PORT=port(),
     )
 
 

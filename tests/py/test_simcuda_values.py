@@ -366,3 +366,34 @@ def test_gradients_meet_in_place() -> None:
     with_values, without = said(run(code)), said(run(code, values=False))
     assert with_values == without
     assert with_values["watched"] > with_values["plain"] and with_values["add"] >= 8
+
+
+def test_nested_tensors() -> None:
+    """Strided ones, which have no shape: the program goes on, and what it reads of them is
+    said to be a guess. An encoder's fast path makes them out of a padding mask."""
+    run("""
+        rows = [torch.randn(n, 8, device="cuda") for n in (3, 5)]
+        nested = torch.nested.nested_tensor(rows, requires_grad=True)
+        out = torch.nn.functional.gelu(torch.nn.Linear(8, 16).cuda()(nested))
+        padded = out.to_padded_tensor(0.0)
+        assert padded.shape == (2, 5, 16)
+        padded.square().mean().backward()
+        assert [g.shape for g in nested.grad.unbind()] == [(3, 8), (5, 8)]
+        copied = nested.detach().cpu()
+        assert copied.is_nested
+        counts = torch.nested.nested_tensor(
+            [torch.arange(3), torch.arange(4)], device="cuda") + 1
+        assert values.guessed["add"], values.guessed
+        before = len(values.report()["places"])
+        assert counts.unbind()[1].sum().item() == 0
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 1).cuda().eval()
+        mask = torch.zeros(2, 5, dtype=torch.bool, device="cuda")
+        mask[0, 3:] = True
+        with torch.no_grad():
+            found = encoder(torch.randn(2, 5, 16, device="cuda"), src_key_padding_mask=mask)
+        assert found.shape == (2, 5, 16), found.shape
+        places = values.report()["places"]
+        assert len(places) == before + 1, places
+        assert [p["how"] for p in places] == ["copied to the host", "read"], places
+    """)

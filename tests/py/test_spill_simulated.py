@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forking
 import pytest
 
 pytest.importorskip("torcharena._core", reason="the C library is not built")
@@ -33,13 +34,8 @@ def run(*arguments: str, program: Path = CASES, **more: str) -> str:
         "LD_LIBRARY_PATH": str(LIBRARY.parent),
         "TORCHARENA_SIM_GPU": "16GiB",
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment | more,
-    )
+    options = ("-W", "ignore")
+    done = forking.run(str(program), *arguments, options=options, env=environment | more)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -54,6 +50,12 @@ def test_more_cases() -> None:
     from spill_more_names import MORE
 
     run("together", *MORE, program=CASES.with_name("spill_more_cases.py"))
+
+
+def test_state_cases() -> None:
+    from spill_more_names import STATE
+
+    run("together", *STATE, program=CASES.with_name("spill_state_cases.py"))
 
 
 def test_copies_are_ordered_with_work() -> None:

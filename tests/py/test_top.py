@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from fake_core import FakeCore
 from torcharena import cli
-from torcharena.caps import ledgers, limits_file, limits_trust
-from torcharena.top import metrics, metrics_serving, top, top_nvml, top_view
+from torcharena.caps import admin_file, ledgers, trust
+from torcharena.top import drawing, metrics, metrics_serving, nvml, top
 
 GIB = 1 << 30
 GPU = "GPU-5d0c1a2b-3c4d-5e6f-7081-92a3b4c5d6e7"
@@ -83,13 +83,11 @@ def machine(
     file = tmp_path / "limits.toml"
     file.write_text(f'ledger = "{folder}"\n[limits]\ndevice = "64GiB"\n')
     file.chmod(0o644)
-    card = top_nvml.Card(
-        GPU, 0, "Model 140", 140 * GIB, 60 * GIB, {4000: 21 * GIB, 7: GIB}
-    )
+    card = nvml.Card(GPU, 0, "Model 140", 140 * GIB, 60 * GIB, {4000: 21 * GIB, 7: GIB})
     made = SimpleNamespace(folder=folder, file=file, cards=([card], ""), core=fake)
-    monkeypatch.setattr(limits_file, "PATH", str(file))
-    monkeypatch.setattr(limits_trust, "TRUSTED", {0, os.getuid()})
-    monkeypatch.setattr(top_nvml, "cards", lambda: made.cards)
+    monkeypatch.setattr(admin_file, "PATH", str(file))
+    monkeypatch.setattr(trust, "TRUSTED", {0, os.getuid()})
+    monkeypatch.setattr(nvml, "cards", lambda: made.cards)
     return made
 
 
@@ -110,7 +108,7 @@ def test_what_is_gathered(machine: SimpleNamespace) -> None:
     assert gpu.processes[1].context == GIB // 2 and gpu.strangers == {7: GIB}
     assert gpu.processes[2].k8s_pod == "train-0" and gpu.processes[2].claimed
     # What the driver has back does not drain any more.
-    machine.cards[0][0] = top_nvml.Card(GPU, 0, "Model 140", 140 * GIB, 52 * GIB)
+    machine.cards[0][0] = nvml.Card(GPU, 0, "Model 140", 140 * GIB, 52 * GIB)
     assert len(top.look().gpus[0].processes) == 3
     machine.file.unlink()  # then what the processes go by
     (gpu,) = top.look(str(machine.folder)).gpus
@@ -123,7 +121,7 @@ def test_without_nvml_and_without_a_file(machine: SimpleNamespace) -> None:
     view = top.look(str(machine.folder))
     (gpu,) = view.gpus
     assert (gpu.used, gpu.unaccounted, gpu.index) == (None, None, None)
-    shown = top_view.plain(top_view.lines(view, 80))
+    shown = drawing.plain(drawing.lines(view, 80))
     assert "used unknown" in shown and "device memory unknown: nvidia-ml-py" in shown
 
 
@@ -131,14 +129,14 @@ def test_ledgers_that_are_not_to_be_trusted(machine: SimpleNamespace) -> None:
     machine.core.ledger_problem = f"{GPU}.ledger has 2 names (hard links)"
     view = top.look()
     assert "2 names" in view.gpus[0].problem and not view.gpus[0].processes
-    assert "2 names" in top_view.plain(top_view.lines(view, 120))
+    assert "2 names" in drawing.plain(drawing.lines(view, 120))
     assert cli.main(["top", "--once"]) == 1
 
 
 def test_a_file_that_makes_no_sense_is_no_missing_one(machine: SimpleNamespace) -> None:
     machine.file.write_text("[limits]\ndevice = 76\n")
     view = top.look(str(machine.folder))
-    shown = top_view.plain(top_view.lines(view, 200))
+    shown = drawing.plain(drawing.lines(view, 200))
     assert view.mode == "malformed" and "no administrator's file" not in shown
     assert "line 2: device=76" in shown and "train.py:1" in shown
 
@@ -168,12 +166,12 @@ def test_no_line_is_wider_than_the_terminal(machine: SimpleNamespace, width: int
         *ROWS,
         row(5, 1, label="x" * 63, tenant="t" * 63, pid=4194304, limit=GIB),
     ]
-    found = top_view.lines(top.look(), width)
+    found = drawing.lines(top.look(), width)
     assert max(sum(len(text) for text, _ in line) for line in found) <= width
 
 
 def test_the_picture(machine: SimpleNamespace) -> None:
-    shown = top_view.plain(top_view.lines(top.look(), 80, unicode=False))
+    shown = drawing.plain(drawing.lines(top.look(), 80, unicode=False))
     head, *rest = shown.splitlines()
     assert head.startswith("torcharena top  ") and f"ledger {machine.folder}"[:20] in head
     assert rest[0].startswith("cooperative: counts only processes that load torcharena")
@@ -192,7 +190,7 @@ def test_the_picture(machine: SimpleNamespace) -> None:
         "  4003  job-12?  train.py:3      1.0G   2.0G       none        0  alive",
         "  4002  nlp      train.py:2      4.0G   5.0G       none        0  draining",
     ]
-    wide = top_view.plain(top_view.lines(top.look(), 140, unicode=False))
+    wide = drawing.plain(drawing.lines(top.look(), 140, unicode=False))
     for word in ("USER", "IDLE", "SPILLED", "job-12 (claimed)"):
         assert word in wide and word not in shown
 
@@ -200,7 +198,7 @@ def test_the_picture(machine: SimpleNamespace) -> None:
 def test_sizes_are_short() -> None:
     texts = {0: "0", 1: "1B", 1023: "1023B", 1024: "1.0K", GIB - 1: "1.0G", None: "-"}
     texts |= {int(99.96 * GIB): "100G", 512 << 20: "512M", 1 << 40: "1.0T"}
-    assert {size: top_view.short(size) for size in texts} == texts
+    assert {size: drawing.short(size) for size in texts} == texts
 
 
 # --- the commands ----------------------------------------------------------------------------
@@ -225,8 +223,8 @@ def test_top_as_json(
 def test_top_where_nobody_is(
     fake: FakeCore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits_file, "PATH", "/nonexistent/limits.toml")
-    monkeypatch.setattr(top_nvml, "cards", lambda: ([], "NVML: no driver"))
+    monkeypatch.setattr(admin_file, "PATH", "/nonexistent/limits.toml")
+    monkeypatch.setattr(nvml, "cards", lambda: ([], "NVML: no driver"))
     monkeypatch.setenv("TORCHARENA_LEDGER", "none")
     assert cli.main(["top", "--once"]) == 0
     shown = capsys.readouterr().out
@@ -362,7 +360,7 @@ def test_what_others_wrote_does_not_steer_the_terminal(machine: SimpleNamespace)
     (one,) = gpu.processes
     texts = (one.label, one.tenant, one.k8s_pod, gpu.tenants[0].name)
     assert all(text.isprintable() for text in texts), texts
-    assert top_view.plain(top_view.lines(view, 120)).replace("\n", "").isprintable()
+    assert drawing.plain(drawing.lines(view, 120)).replace("\n", "").isprintable()
 
 
 def test_a_textfile_that_cannot_be_written(
@@ -419,7 +417,7 @@ def test_where_it_listens(
 # --- NVML ------------------------------------------------------------------------------------
 def test_nvml_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    found, why = top_nvml.cards()
+    found, why = nvml.cards()
     assert found == [] and "pip install nvidia-ml-py" in why
 
 
@@ -456,7 +454,7 @@ def test_mig_instances_stand_for_their_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         nvmlDeviceGetName=lambda handle: "Model",
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found, why = top_nvml.cards()
+    found, why = nvml.cards()
     assert why == ""
     assert [(one.uuid, one.index, one.used) for one in found] == [
         ("GPU-0", 0, GIB),

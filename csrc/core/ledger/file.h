@@ -23,9 +23,10 @@ typedef struct ta_ledger_board {
     uint64_t turn;  /* another whenever growth passes on while some wait for it */
     uint64_t asked; /* how often one was refused for what others hold */
     uint64_t asked_bytes,
-        asked_tenant; /* the last time: how much, of whom; 0: of anyone */
-    uint64_t died_us; /* when a dead owner's bytes were last taken off */
-    uint64_t spare[3];
+        asked_tenant;  /* the last time: how much, of whom; 0: of anyone */
+    uint64_t died_us;  /* when a dead owner's bytes were last taken off */
+    uint64_t asked_us; /* when; 0: by one that does not say */
+    uint64_t spare[2];
 } ta_ledger_board;
 
 /* All that a reservation reads of a process, together. Written by the slot's owner alone, but

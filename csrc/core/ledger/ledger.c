@@ -432,9 +432,11 @@ static void ask_others(ta_ledger *l, ta_ledger_board *board, const ta_refusal *n
     board->asked++;
     board->asked_bytes = no->short_by;
     board->asked_tenant = no->scope == TA_SCOPE_TENANT ? l->tenant : 0;
+    board->asked_us = (uint64_t)ta_now_us();
     const size_t size =
         sizeof board->asked + sizeof board->asked_bytes + sizeof board->asked_tenant;
     atomic_store(&l->asks_heeded, board->asked); /* our own is not ours to heed */
+    ta_ledger_pwrite(l->fd, &board->asked_us, sizeof board->asked_us, BOARD(asked_us));
     ta_ledger_pwrite(l->fd, &board->asked, size, BOARD(asked));
 }
 
@@ -561,13 +563,14 @@ uint64_t ta_ledger_beyond(ta_ledger *l, const ta_share_caps *caps, uint64_t *par
     return over > tenant_over ? over : tenant_over;
 }
 
-uint64_t ta_ledger_asked(ta_ledger *l)
+uint64_t ta_ledger_asked(ta_ledger *l, double *when_us)
 {
     ta_ledger_board board;
     if (l->fd < 0 || !ta_ledger_pread(l->fd, &board, sizeof board, BOARD(turn))) return 0;
     if (atomic_exchange(&l->asks_heeded, board.asked) == board.asked) return 0;
     bool ours = !board.asked_tenant || board.asked_tenant == l->tenant;
-    return ours ? board.asked_bytes : 0;
+    *when_us = board.asked_us ? (double)board.asked_us : ta_now_us();
+    return ours && ta_now_us() - *when_us < TA_LEDGER_ASK_US ? board.asked_bytes : 0;
 }
 
 double ta_ledger_draining(ta_ledger *l)

@@ -82,8 +82,10 @@ void ta_ledger_say_spilled(ta_ledger *ledger, uint64_t bytes);
  * that is ours; *room: bytes below the caps. Reads alone. */
 uint64_t ta_ledger_beyond(ta_ledger *ledger, const ta_share_caps *caps, uint64_t *part,
                           uint64_t *room);
-/* Bytes that others asked us to give back since the last call; 0: nobody did. */
-uint64_t ta_ledger_asked(ta_ledger *ledger);
+/* Bytes that others asked us to give back since the last call, and when; 0: nobody did, or so
+ * long ago (TA_LEDGER_ASK_US) that it was given up since. */
+#define TA_LEDGER_ASK_US 1e7
+uint64_t ta_ledger_asked(ta_ledger *ledger, double *when_us);
 /* How long the memory of a dead process may still be on its way back, in microseconds; 0:
  * none is. Takes the dead's bytes off. */
 double ta_ledger_draining(ta_ledger *ledger);

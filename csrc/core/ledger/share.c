@@ -22,7 +22,6 @@
 
 #define ANSWER_US 1e5 /* how long those are waited for who hold memory unused */
 #define LOOK_US 2e3   /* between two looks meanwhile */
-#define OWED_US 1e7   /* how long what was asked for, and was not idle, is remembered */
 #define YIELD_US 5e6  /* how long room that was made for others is left to them */
 
 struct ta_share {
@@ -268,20 +267,22 @@ static ta_status give(ta_device *d, uint64_t bytes, bool wait, uint64_t *release
     return ta_pages_give_back(d, held > bytes ? held - bytes : 0, wait, released);
 }
 
-/* The rest of what was asked for is of live pages, at the next mark. */
-static void owe(ta_share *s, uint64_t bytes, uint64_t released)
+/* The rest of what was asked for then is of live pages, at the next mark. */
+static void owe(ta_share *s, uint64_t bytes, uint64_t released, double asked_us)
 {
     s->owed = bytes > released ? bytes - released : 0;
-    s->owed_until = ta_now_us() + OWED_US;
+    s->owed_until = asked_us + TA_LEDGER_ASK_US;
 }
 
 void ta_share_answer(ta_device *d)
 {
     ta_share *s = d->share;
-    uint64_t released = 0, bytes = s && s->ledger ? ta_ledger_asked(s->ledger) : 0;
+    double asked_us = 0;
+    uint64_t released = 0,
+             bytes = s && s->ledger ? ta_ledger_asked(s->ledger, &asked_us) : 0;
     if (!bytes) return;
     give(d, bytes, false, &released);
-    owe(s, bytes, released);
+    owe(s, bytes, released, asked_us);
 }
 
 uint64_t ta_share_excess(ta_device *d)
@@ -289,8 +290,9 @@ uint64_t ta_share_excess(ta_device *d)
     ta_share *s = d->share;
     uint64_t part, room;
     if (!s || !s->ledger || s->left || s->caps.observe) return 0;
-    const uint64_t asked = ta_ledger_asked(s->ledger);
-    if (asked) owe(s, asked, 0);
+    double asked_us = 0;
+    const uint64_t asked = ta_ledger_asked(s->ledger, &asked_us);
+    if (asked) owe(s, asked, 0, asked_us);
     if (s->owed && ta_now_us() > s->owed_until) s->owed = 0;
     uint64_t excess = ta_ledger_beyond(s->ledger, &s->caps, &part, &room);
     if (excess < s->owed) excess = s->owed;
@@ -428,12 +430,13 @@ ta_status ta_share_heed(ta_allocator *a, int device, uint64_t *released)
     ta_status status = TA_OK;
     ta_lock_take(&d->pages);
     ta_share *s = d->share;
-    uint64_t bytes = s && s->ledger ? ta_ledger_asked(s->ledger) : 0;
+    double asked_us = 0;
+    uint64_t bytes = s && s->ledger ? ta_ledger_asked(s->ledger, &asked_us) : 0;
     ta_lock_drop(&d->pages);
     if (!bytes || (status = ta_enter(d, saved))) return status;
     ta_lock_take(&d->pages);
     status = give(d, bytes, true, released);
-    if (d->share == s) owe(s, bytes, *released);
+    if (d->share == s) owe(s, bytes, *released, asked_us);
     ta_lock_drop(&d->pages);
     ta_leave(d, saved);
     return status;

@@ -18,11 +18,14 @@
 #include "pages/chunk.h"
 #include "clock.h"
 #include "count.h"
+#include "crew.h"
+#include "device.h"
 #include "tier.h"
 
 #define RUN 16u                     /* pages for which an arena's lock is held at once */
 #define BATCH ((uint64_t)128 << 20) /* bytes copied between two points in the stream */
 #define DEPTH 8u                    /* batches under way, at most */
+#define OPENERS 3u /* threads that open pages at once, beside the caller */
 
 static bool add(ta_moves *m, const ta_move *move)
 {
@@ -241,6 +244,7 @@ static ta_status come(ta_device *d, ta_move *m, ta_hand *hand)
     if (is(m, TA_SLOT_HOST)) {
         ta_status status = unmap(d, m);
         if (status) return status;
+        m->page->shut = false;
         ta_slot_become(m->arena, c, m->slot, TA_SLOT_AWAY, m->page);
     }
     if (is(m, TA_SLOT_COMING)) return TA_OK; /* it got so far once */
@@ -307,22 +311,39 @@ bool ta_moves_amiss(const ta_moves *m)
 {
     bool amiss = false;
     for (size_t i = 0; i < m->count && !amiss; i++)
-        amiss = is(&m->at[i], TA_SLOT_AWAY) || is(&m->at[i], TA_SLOT_COMING);
+        amiss =
+            is(&m->at[i], TA_SLOT_AWAY) || is(&m->at[i], TA_SLOT_COMING) ||
+            (is(&m->at[i], TA_SLOT_HOST) && ta_slot_shut(m->at[i].chunk, m->at[i].slot));
     return amiss;
 }
 
-/* The slot's bytes, which are in a host page, can be reached there. The arena's lock is held. */
+/* The slot's bytes, which are in a host page, can be reached there. Needs no lock: what moves is
+ * the mover's, though a block may be freed meanwhile. */
 static ta_status touch_slot(ta_device *d, const ta_move *at)
 {
     ta_chunk *c = at->chunk;
     const uint64_t addr = ta_slot_addr(c, at->slot);
-    ta_host_page *page = c->spilled[at->slot].page;
-    ta_status status = ta_call_map(d, addr, c->page_bytes, page->handle);
+    const int devices = d->access_count;
+    ta_arena_lock(at->arena);
+    const bool shut = ta_slot_shut(c, at->slot), away = is(at, TA_SLOT_AWAY);
+    ta_host_page *page = away || shut ? c->spilled[at->slot].page : NULL;
+    ta_arena_unlock(at->arena);
+    if (!page) return TA_OK;
+    ta_status status = shut ? TA_OK : ta_call_map(d, addr, c->page_bytes, page->handle);
     if (status) return status;
     status = ta_call_access(d, addr, c->page_bytes);
-    if (status && !ta_call_unmap(d, addr, c->page_bytes)) return status;
-    c->pages[at->slot] = page->handle;
-    ta_slot_become(at->arena, c, at->slot, TA_SLOT_HOST, page);
+    if (status && !shut && !ta_call_unmap(d, addr, c->page_bytes)) return status;
+    ta_arena_lock(at->arena);
+    if (!shut) {
+        c->pages[at->slot] = page->handle;
+        ta_slot_become(at->arena, c, at->slot, TA_SLOT_HOST, page);
+    }
+    if (devices != d->access_count) { /* another device came, and did not find it here */
+        const ta_status again = ta_call_access(d, addr, c->page_bytes);
+        if (!status) status = again;
+    }
+    page->shut = status != TA_OK;
+    ta_arena_unlock(at->arena);
     return status;
 }
 
@@ -330,13 +351,8 @@ ta_status ta_moves_touch(ta_device *d, ta_moves *m)
 {
     ta_status first = TA_OK;
     for (size_t i = 0; i < m->count; i++) {
-        const ta_move *at = &m->at[i];
-        ta_arena_lock(at->arena);
-        if (is(at, TA_SLOT_AWAY)) {
-            ta_status status = touch_slot(d, at);
-            if (!first) first = status;
-        }
-        ta_arena_unlock(at->arena);
+        const ta_status status = touch_slot(d, &m->at[i]);
+        if (!first) first = status;
     }
     return first;
 }
@@ -435,6 +451,7 @@ static ta_status leave(ta_device *d, ta_move *m, bool keep, ta_moves *all)
         give_page(d, m, page, all->release);
     ta_host_page *holds = was.state == TA_SLOT_DEVICE ? m->page : was.page;
     if (was.state == TA_SLOT_DEVICE) m->page = NULL;
+    if (holds) holds->shut = false;
     if (!keep && holds) {
         ta_host_put(d, holds);
         holds = NULL;
@@ -460,32 +477,57 @@ static ta_status queue(ta_device *d, ta_moves *m, size_t i, size_t end, ta_tail 
 }
 
 /* The batch's bytes are in their pages. */
-static ta_status leave_all(ta_device *d, ta_moves *m, size_t i, size_t end, bool keep,
-                           bool touch)
+static ta_status leave_all(ta_device *d, ta_moves *m, size_t i, size_t end, bool keep)
 {
     ta_status status = TA_OK;
     for (size_t to; i < end && !status; i = to) {
         to = run_end(m, i, end - i < RUN ? end - i : RUN);
         ta_arena *arena = m->at[i].arena;
         ta_arena_lock(arena);
-        for (size_t k = i; k < to && !status; k++) {
-            status = leave(d, &m->at[k], keep, m);
-            if (!status && touch && is(&m->at[k], TA_SLOT_AWAY))
-                status = touch_slot(d, &m->at[k]);
-        }
+        for (size_t k = i; k < to && !status; k++) status = leave(d, &m->at[k], keep, m);
         ta_arena_unlock(arena);
     }
     return status;
 }
 
-/* Copies run ahead of what follows them by DEPTH batches. */
+/* Pages that have left, being opened at their places on the host: by threads of our own, since
+ * the driver takes longer for it than the link for the copy. */
+typedef struct ta_opening {
+    ta_device *device;
+    const ta_moves *moves;
+    atomic_int status; /* of the first that failed */
+} ta_opening;
+
+static bool open_one(void *context, size_t number)
+{
+    ta_opening *o = context;
+    uintptr_t saved[2];
+    int none = TA_OK;
+    ta_status status = ta_enter(o->device, saved);
+    if (!status) {
+        status = touch_slot(o->device, &o->moves->at[number]);
+        ta_leave(o->device, saved);
+    }
+    if (status) atomic_compare_exchange_strong(&o->status, &none, (int)status);
+    return status == TA_OK;
+}
+
+/* Copies run ahead of what follows them by DEPTH batches. Those at the end are small, so that
+ * little is left to do when the last has passed. */
 static ta_status send(ta_device *d, ta_moves *m, ta_tail *tail, bool touch)
 {
     size_t ends[DEPTH], queued = 0, left = 0;
+    const size_t threads = m->count / 4; /* for fewer one is not worth its start */
+    ta_opening opening = {.device = d, .moves = m};
+    ta_crew crew;
     ta_status status = copy_stream(d, 0, &tail->stream);
+    if (touch)
+        ta_crew_open(&crew, threads < OPENERS ? (unsigned)threads : OPENERS, open_one,
+                     &opening);
     while (left < m->count && !status) {
         if (queued < m->count && tail->marked - tail->passed < DEPTH) {
-            size_t end = queued + batch(queued, m->at[queued].chunk->page_bytes);
+            const size_t done = queued < m->count - queued ? queued : m->count - queued;
+            size_t end = queued + batch(done, m->at[queued].chunk->page_bytes);
             if (end > m->count) end = m->count;
             ends[tail->marked % DEPTH] = end;
             status = queue(d, m, queued, end, tail);
@@ -494,17 +536,21 @@ static ta_status send(ta_device *d, ta_moves *m, ta_tail *tail, bool touch)
         }
         const size_t end = ends[tail->passed % DEPTH];
         status = tail_pass(d, tail, &m->copy_us);
-        if (!status) status = leave_all(d, m, left, end, true, touch);
+        if (!status) status = leave_all(d, m, left, end, true);
         left = end;
+        if (!touch) continue;
+        if (!status) ta_crew_know(&crew, left);
+        if (!status) status = (ta_status)atomic_load(&opening.status);
     }
-    return status;
+    if (touch) ta_crew_close(&crew);
+    return status ? status : (ta_status)atomic_load(&opening.status);
 }
 
 ta_status ta_moves_to_host(ta_device *d, ta_moves *m, bool keep, bool touch)
 {
     ta_tail tail = {0};
     ta_status status =
-        keep ? send(d, m, &tail, touch) : leave_all(d, m, 0, m->count, false, false);
+        keep ? send(d, m, &tail, touch) : leave_all(d, m, 0, m->count, false);
     for (size_t i = 0; i < m->count && !status && m->apart; i++)
         if (!i || m->at[i].arena != m->at[i - 1].arena)
             status = set_free_apart(d, m->at[i].arena);

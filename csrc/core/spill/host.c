@@ -56,7 +56,9 @@ static void push(ta_device *d, ta_host_page **list, ta_host_page *page)
 
 void ta_host_put(ta_device *d, ta_host_page *page)
 {
-    if (page) push(d, &d->host.idle[size_of(page->bytes)], page);
+    if (!page) return;
+    page->shut = false;
+    push(d, &d->host.idle[size_of(page->bytes)], page);
 }
 
 void ta_host_put_unsure(ta_device *d, ta_host_page *page)

@@ -10,6 +10,7 @@ struct ta_host_page {
     ta_handle handle; /* 0: vacant */
     uint64_t at, bytes;
     bool mapped, open;
+    bool shut; /* a failure left it mapped at its slot, too, but not open there */
     ta_host_page *next; /* of the idle or the vacant ones */
 };
 

@@ -204,7 +204,9 @@ static ta_status settle_undone(ta_device *d, ta_passage *p)
         const ta_move *m = &p->moves.at[i];
         ta_arena_lock(m->arena);
         const ta_slot_state state = ta_slot_is(m->chunk, m->slot);
-        if (ta_chunk_has(m->chunk, m->slot) && state > TA_SLOT_HOST) status = TA_DRIVER;
+        if (ta_chunk_has(m->chunk, m->slot) &&
+            (state > TA_SLOT_HOST || ta_slot_shut(m->chunk, m->slot)))
+            status = TA_DRIVER;
         ta_arena_unlock(m->arena);
     }
     return status;

@@ -188,13 +188,14 @@ ta_status ta_tier_clear(ta_device *d, ta_arena *arena, ta_chunk *c, uint32_t *sl
     ta_arena_lock(arena);
     for (uint32_t i = 0; i < *count; i++) {
         const ta_slot_state state = ta_slot_is(c, slots[i]);
-        if (state == TA_SLOT_HOST &&
+        if (state == TA_SLOT_HOST && !ta_slot_shut(c, slots[i]) &&
             (!free_to_go || arena->stream->passed <= arena->last_freed ||
              drop(d, arena, c, slots[i]))) {
             use(arena, c, slots[i]);
             continue;
         }
-        if (state > TA_SLOT_HOST && !status) /* what moves is the mover's */
+        if ((state > TA_SLOT_HOST || ta_slot_shut(c, slots[i])) &&
+            !status) /* what moves is the mover's */
             status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
         slots[left++] = slots[i];
     }
@@ -266,7 +267,7 @@ ta_status ta_tier_bring(ta_device *d, ta_arena *arena, ta_block *block,
     bool stuck = false;
     ta_status status = pages && ta_tier_stock(c) ? TA_OK : TA_NO_HOST_MEMORY;
     for (uint32_t i = 0; i < count && !status; i++) /* what a failure left of a sleep */
-        if (ta_slot_is(c, slots[i]) > TA_SLOT_HOST) {
+        if (ta_slot_is(c, slots[i]) > TA_SLOT_HOST || ta_slot_shut(c, slots[i])) {
             ta_arena_lock(arena);
             status = arena->moving ? TA_BUSY : drop(d, arena, c, slots[i]);
             ta_arena_unlock(arena);

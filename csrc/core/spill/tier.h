@@ -6,6 +6,11 @@
 #include "arena.h"
 #include "host.h"
 
+/* Its host page is mapped there, but a failure left it closed to the device. */
+static inline bool ta_slot_shut(const ta_chunk *chunk, uint32_t slot)
+{
+    return ta_slot_is(chunk, slot) == TA_SLOT_HOST && chunk->spilled[slot].page->shut;
+}
 /* Room to note a slot's state in the chunk; false: no host memory. */
 bool ta_tier_stock(ta_chunk *chunk);
 /* Another state, and its page, of a slot of a chunk that is stocked; the gauges follow. The

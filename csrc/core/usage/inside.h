@@ -36,7 +36,11 @@ typedef struct ta_phase_counts {
     uint64_t allocs, bytes, live, peak;
     uint64_t kept, page_moves, waits, spilled;
     double wait_us;
+    uint64_t late, late_at[2]; /* freed late: in all, and at the last two marks */
 } ta_phase_counts;
+
+/* Steps between marks, each at a multiple. */
+#define TA_USAGE_MARK 8u
 
 /* Freed since a moment. */
 typedef struct ta_gone_block {

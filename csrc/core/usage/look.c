@@ -50,6 +50,19 @@ void ta_usage_reset_peaks(ta_usage *u, int device)
     ta_spin_drop(&d->lock);
 }
 
+/* The higher of the rates since the last two marks, where that is four steps or more. */
+static double late_a_step(const ta_phase_counts *p, uint32_t step)
+{
+    double most = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t steps = step % TA_USAGE_MARK + i * TA_USAGE_MARK;
+        if (steps > step) steps = step;
+        const double rate = steps ? (double)(p->late - p->late_at[i]) / steps : 0;
+        if (steps >= TA_USAGE_MARK / 2 && rate > most) most = rate;
+    }
+    return most;
+}
+
 size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t capacity)
 {
     ta_device_usage *d = looked_at(u, device);
@@ -64,6 +77,7 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
         memcpy(phases[i].name, u->phase[i].name, sizeof phases[i].name);
     }
     pthread_mutex_unlock(&u->names);
+    const uint32_t step = atomic_load(&u->step);
     ta_spin_take(&d->lock);
     for (size_t i = 0; d->phases && i < count && i < capacity; i++) {
         const ta_phase_counts *p = &d->phases[i];
@@ -72,6 +86,7 @@ size_t ta_usage_phases(ta_usage *u, int device, ta_usage_phase *phases, size_t c
         phases[i].live = p->live;
         phases[i].peak = p->peak;
         phases[i].kept = p->kept;
+        phases[i].late = late_a_step(p, step);
         phases[i].page_moves = p->page_moves;
         phases[i].spilled = p->spilled;
         phases[i].waits = p->waits;

@@ -30,19 +30,28 @@ static bool named(const ta_usage *u, uint32_t phase, const char *name)
     return strncmp(u->phase[phase].name, name, TA_USAGE_NAME - 1) == 0;
 }
 
-static bool holds_activations(const ta_usage *u, uint32_t phase)
+static bool one_of(const ta_usage *u, uint32_t phase, const char *const names[3])
 {
-    static const char *const not_in[] = {"optimizer", "zero_grad", "load"};
-    uint32_t outermost = phase;
+    return named(u, phase, names[0]) || named(u, phase, names[1]) ||
+           named(u, phase, names[2]);
+}
+
+/* By the innermost name that says it; `loss`: where none does, but the phase follows the
+ * model's forward at once. */
+static bool holds_activations(const ta_usage *u, uint32_t phase, bool loss)
+{
+    static const char *const made_in[] = {"forward", "backward", "evaluation"},
+                             *const not_in[] = {"optimizer", "zero_grad", "load"};
     if (strncmp(u->phase[phase].name, "In[", 3) == 0) return false;
-    while (u->phase[outermost].around) outermost = u->phase[outermost].around;
-    for (size_t i = 0; i < sizeof not_in / sizeof *not_in; i++)
-        if (named(u, phase, not_in[i]) || named(u, outermost, not_in[i])) return false;
-    return true;
+    for (; phase; phase = u->phase[phase].around) {
+        if (one_of(u, phase, made_in)) return true;
+        if (one_of(u, phase, not_in)) return false;
+    }
+    return loss;
 }
 
 /* With `names` held. A name past the last place is the phase around it. */
-static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
+static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name, bool loss)
 {
     if (around && named(u, around, name)) return around;
     for (uint32_t i = 1; i < u->phase_count; i++)
@@ -51,7 +60,7 @@ static uint32_t phase_of(ta_usage *u, uint32_t around, const char *name)
     ta_phase_name *p = &u->phase[u->phase_count];
     snprintf(p->name, sizeof p->name, "%s", name);
     p->around = around;
-    u->activations[u->phase_count] = holds_activations(u, u->phase_count);
+    u->activations[u->phase_count] = holds_activations(u, u->phase_count, loss);
     return u->phase_count++;
 }
 
@@ -115,7 +124,7 @@ static ta_usage_thread *join(ta_usage *u)
 /* With `names` held. Where nobody leads, the phase of those in none is another at once. */
 static void set_between(ta_usage *u, const char *name)
 {
-    u->between = name ? phase_of(u, 0, name) : 0;
+    u->between = name ? phase_of(u, 0, name, false) : 0;
     if (!u->leader_depth) atomic_store(&u->leading, u->between);
 }
 
@@ -130,7 +139,8 @@ static void enter(ta_usage *u, const char *name, bool anew, ta_usage_span *span)
     if (anew) set_between(u, NULL);
     if (!t->depth && !u->leader_depth) t->leads = true;
     span->before = ta_usage_phase_now(u);
-    span->phase = phase_of(u, t->depth ? span->before : 0, name);
+    const bool loss = t->leads && !t->depth && named(u, u->between, "forward");
+    span->phase = phase_of(u, t->depth ? span->before : 0, name, loss);
     t->depth++;
     if (t->leads) {
         u->leader_depth++;
@@ -232,15 +242,31 @@ void ta_usage_between(ta_usage *u, const char *name)
     is_over(u, before, other, false, ta_now_us());
 }
 
+static void mark(ta_device_usage *d, uint32_t phases)
+{
+    for (uint32_t i = 0; i < phases; i++) {
+        ta_phase_counts *p = &d->phases[i];
+        p->late_at[1] = p->late_at[0];
+        p->late_at[0] = p->late;
+    }
+}
+
 bool ta_usage_step(ta_usage *u)
 {
     bool spilled = false;
     if (ta_usage_child(u)) return false;
-    atomic_fetch_add(&u->step, 1);
-    for (int i = 0; i < ta_usage_devices(u) && !spilled; i++) {
+    const bool marks = (atomic_fetch_add(&u->step, 1) + 1) % TA_USAGE_MARK == 0;
+    uint32_t phases = 0;
+    if (marks) {
+        pthread_mutex_lock(&u->names);
+        phases = u->phase_count;
+        pthread_mutex_unlock(&u->names);
+    }
+    for (int i = 0; i < ta_usage_devices(u) && (marks || !spilled); i++) {
         ta_device_usage *d = ta_usage_used(u, i);
         if (!d) continue;
-        spilled = d->spilled != 0;
+        if (marks) mark(d, phases);
+        spilled = spilled || d->spilled != 0;
         ta_spin_drop(&d->lock);
     }
     return spilled;

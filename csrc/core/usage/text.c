@@ -1,6 +1,7 @@
 /* text.c - what usage adds to the text of a refusal: who held the memory, and what
  * would have saved most. Called by the hooks when a request has been refused, with no lock
- * held; thread-safe. The same estimates as in python/torcharena/reports/remedies.py. */
+ * held; thread-safe. The same estimates as in python/torcharena/reports/remedies.py,
+ * but for bf16: what a model is computed in is not known here. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,7 @@ static void add_held(line *l, const held *h)
         {"optimizer state", h->of[TA_CATEGORY_OPTIMIZER_STATE]},
         {"gradients", h->of[TA_CATEGORY_GRADIENT]},
         {"buffers", h->of[TA_CATEGORY_BUFFER]},
+        {"workspaces", h->of[TA_CATEGORY_WORKSPACE]},
         {"other", h->of[TA_CATEGORY_OTHER]},
     };
     const size_t count = sizeof found / sizeof *found;

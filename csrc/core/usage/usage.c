@@ -144,6 +144,8 @@ static void died(const ta_usage *u, ta_device_usage *d, uint64_t addr)
     d->events++;
     d->live -= gone.size;
     d->phases[gone.phase].live -= gone.size;
+    if (atomic_load_explicit(&u->step, memory_order_relaxed) - gone.step >= 2)
+        d->phases[gone.phase].late += gone.size;
     d->guesses -= gone.guessed;
     for (int i = 0; gone.born <= d->latest && i < TA_USAGE_MOMENTS; i++)
         if (gone.born <= d->moments[i].at) remember(u, d, &d->moments[i], &gone);

@@ -27,7 +27,8 @@ typedef enum ta_category {
     TA_CATEGORY_ACTIVATION = 4,
     TA_CATEGORY_BUFFER = 5,
     TA_CATEGORY_OTHER = 6,
-    TA_CATEGORIES = 7
+    TA_CATEGORY_WORKSPACE = 7, /* memory that libraries keep for their own use */
+    TA_CATEGORIES = 8
 } ta_category;
 
 #define TA_USAGE_PHASES 1024u  /* more names than these count to the phase around them */
@@ -128,13 +129,19 @@ typedef struct ta_usage_phase {
     uint64_t live;          /* of those bytes */
     uint64_t
         peak; /* the device's highest live bytes while something was allocated in it */
-    uint64_t kept;              /* its live bytes when it was last left */
+    uint64_t kept; /* its live bytes when it was last left */
+    /* Of its blocks freed two steps after their own or later, the bytes a step: of the last
+     * 4 to 7 steps, or of the last 8 to 15 where it was more. What keeps a window of steps
+     * frees as much a step as it keeps. */
+    double late;
     uint64_t page_moves, waits; /* while it was the leader's innermost phase */
     uint64_t spilled;           /* bytes then asked for that went to the host */
     double wait_us;
-    /* Blocks of it that no category was told of are activations; else they are other. Not
-     * so outside all phases, where it or the outermost is optimizer, zero_grad, load, and
-     * in a notebook's cell, In[3], itself. */
+    /* Blocks of it that no category was told of are activations; else they are other. So
+     * where, of its own name and those around it, the innermost of forward, backward,
+     * evaluation, optimizer, zero_grad and load is one of the first three; and where there is
+     * none of these, but it was first entered when `between` was forward: a loss. Not in a
+     * notebook's cell, In[3], itself. */
     bool activations;
 } ta_usage_phase;
 /* Of all phases, phase 0 first; at most `capacity`. Returns how many there are. */

@@ -1,9 +1,9 @@
 """`find_batch_size`: the largest batch size that runs, on the card at hand or in rehearsals.
 
-    batch_calls   what is asked                    batch_sizes   the answer, and which size is next
-    batch_card    tries a size on the card         rollback      puts back what that changed
-    batch_ranks   several ranks agree              switches      what torch is set to do
-    failures      which errors are out of memory
+    calls      what is asked                     search     the answer, and which size is next
+    card       tries a size on the card          rollback   puts back what that changed
+    ranks      several ranks agree               switches   what torch is set to do
+    failures   which errors are out of memory
 
 docs/batch-size.md is the manual."""
 
@@ -17,10 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..loading import warn
-from .batch_calls import Call, Wanted, passing, whole
-from .batch_card import Card
-from .batch_ranks import Ranks
-from .batch_sizes import BatchSize, Search, Try
+from ..state import is_rehearsal
+from .calls import Call, Wanted, passing, whole
+from .card import Card
+from .ranks import Ranks
+from .search import BatchSize, Search, Try
 
 __all__ = ["find_batch_size"]
 
@@ -264,8 +265,6 @@ def _rehearsed(size: int, peak: int, room: int) -> Try:
 
 def _cannot_narrow(card: Card, search: Search, narrow: bool) -> str:
     """Why no rehearsal comes first; empty where one may."""
-    from ..rehearsal.api import is_rehearsal
-
     if not narrow:
         return "not asked for"
     if is_rehearsal():

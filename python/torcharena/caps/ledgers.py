@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..loading import core
-from .limits_file import DIRECTORY, AdminFile
+from .admin_file import DIRECTORY, AdminFile
 
 __all__ = [
     "NOWHERE",

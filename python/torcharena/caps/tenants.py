@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .limits_file import TenantRule
+from .admin_file import TenantRule
 
 __all__ = ["Facts", "Tenant", "facts", "places", "tenant"]
 

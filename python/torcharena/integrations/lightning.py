@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 if importlib.util.find_spec("lightning") is not None:
@@ -10,7 +11,7 @@ if importlib.util.find_spec("lightning") is not None:
 else:
     from pytorch_lightning import Callback
 
-from ..loading import log
+from ..loading import log, warn
 from ..reports import phases, tracking
 from ..reports.reporting import report
 from ..state import enabled
@@ -27,7 +28,8 @@ class ArenaCallback(Callback):
     A training step is forward up to its backward; validation and tests are evaluation. Logs
     ``gpu_peak_GiB`` where the Trainer has a logger, a line at level INFO to the logger
     ``torcharena`` at each epoch's end, and writes the report, if named, at the end of the
-    fit. Does nothing where the arena is not enabled."""
+    fit, by an error too; of ranks other than the first only where an error ends it there, as
+    ``memory-rank3.json``. Does nothing where the arena is not enabled."""
 
     def __init__(self, report: str | None = None) -> None:
         super().__init__()
@@ -71,8 +73,16 @@ class ArenaCallback(Callback):
     def on_predict_batch_end(self, *_: Any) -> None:
         self._is_in(None)
 
-    def on_exception(self, *_: Any) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
+        """The report of a fit that an error ends: where memory ran out, of that moment."""
         self._is_in(None)
+        try:
+            if self._tracking is not None:
+                self._write(trainer, by_error=True)
+        except Exception as error:  # the user's error goes on, whatever ours is
+            warn(f"torcharena: the report failed: {error}", once=False, stacklevel=4)
+        finally:
+            self._end()
 
     def _is_in(self, name: str | None) -> None:
         phases.leave(self._span)
@@ -90,9 +100,16 @@ class ArenaCallback(Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._tracking is None:
             return
-        if self.path is not None and trainer.is_global_zero:
-            report().save(self.path)
+        self._write(trainer, by_error=False)
         self._end()
+
+    def _write(self, trainer: Any, by_error: bool) -> None:
+        if self.path is None or not (trainer.is_global_zero or by_error):
+            return
+        path = Path(self.path)
+        if not trainer.is_global_zero:
+            path = path.with_name(f"{path.stem}-rank{trainer.global_rank}{path.suffix}")
+        report().save(path)
 
     def _end(self) -> None:
         if self._tracking is not None:

@@ -77,14 +77,20 @@ class TorchMemorySaver:
         enable_cpu_backup: bool = False,
         cpu_backup_backend: str | None = None,
     ) -> Iterator[None]:
-        """`torch.cuda.graph` whose own memory pauses and resumes too. The tag's pool is that of
-        the graph; ``pool`` is passed on where the arena is the process's allocator."""
+        """`torch.cuda.graph` whose own memory pauses and resumes too: the tag's pool is that of
+        the graph. Where the arena is the process's allocator what is captured stays, with its
+        contents: RuntimeError for a ``tag`` or backup that asks otherwise, and ``pool`` is
+        passed on."""
         import torch
 
         from ..state import enabled
 
         _judge_backend(cpu_backup_backend, enable_cpu_backup)
-        taken = pool if enabled() else self._pool(tag, enable_cpu_backup).id
+        if enabled():
+            _judge_captured(tag, enable_cpu_backup)
+            taken = pool
+        else:
+            taken = self._pool(tag, enable_cpu_backup).id
         with torch.cuda.graph(
             cuda_graph, pool=taken, stream=stream, capture_error_mode=capture_error_mode
         ):
@@ -177,6 +183,19 @@ def _judge_backend(asked: str | None, kept: bool) -> None:
             "torcharena keeps what sleeps in pinned host memory: cpu_backup_backend="
             "'mmap' changes nothing",
             stacklevel=0,
+        )
+
+
+def _judge_captured(tag: str, kept: bool) -> None:
+    asked = (
+        f"tag={tag!r}" if tag != _DEFAULT else "enable_cpu_backup=True" if kept else ""
+    )
+    if asked:
+        raise RuntimeError(
+            f"torch_memory_saver.cuda_graph({asked}): torcharena is the process's allocator "
+            "(enable()), under which a graph's own memory does not pause; leave tag and "
+            "enable_cpu_backup out and it stays on the device, or do not call enable(): then "
+            "it pauses with its tag"
         )
 
 

@@ -13,6 +13,7 @@ as the process's allocator, a pool is a region of it, by the same handle."""
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ __all__ = ["Pool", "outside", "pool"]
 
 _ANYTHING = 1 << 60  # bytes: the machine is asked what it has before any is pinned
 _SPARES = (2, 14)  # torch gives its cache back, from then on, when a pool finds no memory
+
+_TRIED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)\. GPU (\d+)")
+_TORCH_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _pools: dict[str, Pool] = {}
 _entered = threading.local()  # .stack: what this thread is in, the innermost last
@@ -52,8 +56,8 @@ def pool(
     more, in pages of their own; where `enable` made the arena the process's allocator it is
     `region` ``tag``, and may be slept and woken by either name.
 
-    limit: bytes of segments that it may hold on each device, what torch calls reserved; None:
-        no limit of its own. Not where the arena is enabled, which has a cap for all.
+    limit: bytes of segments that it may hold on each device, what torch calls reserved; a share
+        ("50%") is of each device's own memory. None: no limit of its own. Not where the arena is enabled, which has a cap for all.
     page: bytes of a page, as for `region`; None: 32 MiB.
     touch: what its addresses do while it sleeps, as for `region`: None or ``"host"``.
     spill: host memory that all pools together may pin to sleep in; None: what the machine can
@@ -131,7 +135,7 @@ class Pool(contextlib.ContextDecorator):
             self._region.__enter__()
             return self
         try:
-            _enter(self._mempools)
+            _enter(self._mempools, self)
         except BaseException:
             with regions.lock:
                 self._inside -= 1
@@ -147,8 +151,14 @@ class Pool(contextlib.ContextDecorator):
         if self._mempools is None:
             self._region.__exit__(kind, error, trace)
             return
+        level = _innermost(self)
+        if level is None:
+            raise RuntimeError(
+                f"torcharena.pool({self.tag!r}) is left by a thread that is not in it: the "
+                "thread that entered a pool leaves it"
+            )
         try:
-            _leave()
+            _leave(level)
         finally:
             with regions.lock:
                 self._inside -= 1
@@ -208,8 +218,8 @@ class Pool(contextlib.ContextDecorator):
     def stats(self) -> dict[str, Any]:
         """Bytes on all devices: ``live_bytes`` of tensors, ``reserved_bytes`` of torch's
         segments (of blocks, where the arena is enabled), ``device_bytes`` and ``host_bytes`` of
-        pages there, ``dropped_bytes`` that sleep without their contents; ``asleep``,
-        ``limit_bytes``."""
+        pages there, ``dropped_bytes`` that sleep without their contents; ``asleep``;
+        ``limit_bytes`` on the current device, None without a limit."""
         self._ready()
         info = core().region_get(self._number)
         live = info["allocated"]
@@ -255,10 +265,11 @@ class Pool(contextlib.ContextDecorator):
         )
 
     # --- its beginning ------------------------------------------------------------------
-    def _limit_bytes(self) -> int | None:
+    def _limit_bytes(self, device: int | None = None) -> int | None:
         if self._limit is None:
             return None
-        return self._limit.resolve(int(core().device_memory(state.device_index(None))[1]))
+        index = state.device_index(device)
+        return self._limit.resolve(int(core().device_memory(index)[1]))
 
     def _ready(self) -> None:
         """Looks at CUDA, the first time."""
@@ -288,7 +299,9 @@ class Pool(contextlib.ContextDecorator):
         if not whole:
             from .mempools import MemPools
 
-            core().mempool_limit(number, self._limit_bytes())
+            if self._limit is not None:
+                for device in range(_devices()):
+                    core().mempool_limit(number, device, self._limit_bytes(device))
             self._mempools = MemPools(number)
         self._number = number
 
@@ -332,6 +345,12 @@ def _begin(spill: sizes.Size | None) -> None:
             _allow(library, spill)
 
 
+def _devices() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
 def _allow(library: Any, spill: sizes.Size) -> None:
     global _host_budget
     if spill.bytes and not library.probe(0)["host_pages"]:
@@ -349,11 +368,16 @@ def _stack() -> list[_Level]:
     return levels
 
 
+def _innermost(owner: object) -> _Level | None:
+    """The level that this thread entered last of those of the owner."""
+    return next((one for one in reversed(_stack()) if one.owner is owner), None)
+
+
 class _Level:
     """Where a thread allocates: in some pools of torch's, or in its ordinary memory."""
 
-    def __init__(self, mempools: MemPools | None) -> None:
-        self.mempools = mempools
+    def __init__(self, mempools: MemPools | None, owner: object) -> None:
+        self.mempools, self.owner = mempools, owner
         self._routed: contextlib.ExitStack | None = None
 
     def begin(self) -> None:
@@ -366,7 +390,7 @@ class _Level:
             routed.close()
 
 
-def _enter(mempools: MemPools | None) -> None:
+def _enter(mempools: MemPools | None, owner: object) -> None:
     """Of several pools torch takes the first or the last entered, by its version: one at a
     time is in force."""
     stack = _stack()
@@ -374,7 +398,7 @@ def _enter(mempools: MemPools | None) -> None:
         core().mempool_refusal()  # an old one
         _make_room()
     outer = stack[-1] if stack else None
-    level = _Level(mempools)
+    level = _Level(mempools, owner)
     if outer is not None:
         outer.end()
     try:
@@ -386,8 +410,12 @@ def _enter(mempools: MemPools | None) -> None:
     stack.append(level)
 
 
-def _leave() -> None:
+def _leave(level: _Level) -> None:
+    """The innermost one is in force; another that is left changes nothing for it."""
     stack = _stack()
+    if stack[-1] is not level:
+        stack.remove(level)
+        return
     stack.pop().end()
     if stack:
         stack[-1].begin()
@@ -396,11 +424,14 @@ def _leave() -> None:
 @contextlib.contextmanager
 def outside() -> Any:
     """Inside a pool: this thread allocates in torch's ordinary memory."""
-    _enter(None)
+    owner = object()
+    _enter(None, owner)
     try:
         yield
     finally:
-        _leave()
+        level = _innermost(owner)
+        if level is not None:  # else another thread came to end it
+            _leave(level)
 
 
 def _make_room() -> None:
@@ -420,10 +451,21 @@ def _explain(error: BaseException | None) -> None:
     """torch's text knows nothing of the pool's limit and of the arena's caps."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
-        why = core().mempool_refusal()
-        if why is not None:
-            error.args = (f"{error}\n{why}", *error.args[1:])
+    if not isinstance(error, torch.OutOfMemoryError):
+        return
+    told = core().mempool_refusal()
+    if told is not None and _is_of(str(error), told[1], told[2]):
+        error.args = (f"{error}\n{told[0]}", *error.args[1:])
+
+
+def _is_of(text: str, device: int, size: int) -> bool:
+    """torch's error tells of this segment on this device, and not of another that was asked
+    for since, elsewhere or by somebody else."""
+    found = _TRIED.search(text)
+    if found is None or int(found[3]) != device:
+        return False
+    unit = _TORCH_UNITS[found[2]]
+    return abs(float(found[1]) * unit - size) <= 0.006 * unit  # two digits are told
 
 
 def _capturing() -> bool:

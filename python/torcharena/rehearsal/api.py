@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import sizes
 from ..settings import spill_bytes
+from ..state import is_rehearsal
 from . import cards
 from .launch import ALLOCATORS
 from .packing import packed
@@ -19,12 +20,6 @@ from .rehearsing import Options, rehearse_command
 from .report import Report
 
 __all__ = ["is_rehearsal", "rehearse", "rehearsed"]
-
-
-def is_rehearsal() -> bool:
-    """True in a program that runs on simulated GPUs. ``TORCHARENA_REHEARSAL=1`` says the
-    same without this package."""
-    return os.environ.get("TORCHARENA_REHEARSAL") == "1"
 
 
 def rehearse(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import sizes
-from ..batches.batch_calls import Call, Wanted, passing
-from ..batches.batch_sizes import BatchSize, Try
+from ..batches.calls import Call, Wanted, passing
+from ..batches.search import BatchSize, Try
 from . import cards, launch
 from .api import rehearsed
 from .launch import ALLOCATORS

@@ -133,6 +133,8 @@ class Simulated:
             return False
         if tensor.layout is not torch.strided or tensor._is_zerotensor():
             return False  # the latter: forward derivatives' zeros, which have no memory
+        if tensor.is_nested:  # of no shape: its kernels are not the CPU's to do
+            return False
         if not floats:
             return True
         return bool(

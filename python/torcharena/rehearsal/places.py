@@ -7,12 +7,14 @@ for it too."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
 import sysconfig
 from collections import Counter
-from types import FrameType
+from collections.abc import Iterator
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 __all__ = ["Labels", "frame", "holders", "is_ours", "is_users", "short", "start"]
@@ -107,7 +109,8 @@ def holders(
 def _holders(
     torch: Any, optimizers: list[Any], known: Labels, now: bool
 ) -> dict[str, Any]:
-    snapshot = torch.cuda.memory._snapshot()
+    with _no_compiled_frames(torch):
+        snapshot = torch.cuda.memory._snapshot()
     best: dict[str, Any] = {"requested": -1}
     for device, entries in enumerate(snapshot.get("device_traces", [])):
         segments = [s for s in snapshot["segments"] if s["device"] == device]
@@ -124,6 +127,23 @@ def _holders(
                 **_summary(live),
             }
     return best
+
+
+@contextlib.contextmanager
+def _no_compiled_frames(torch: Any) -> Iterator[None]:
+    """A snapshot looks its frames up among Inductor's and imports all of it, which takes as
+    long as torch itself: a program that has compiled nothing has none."""
+    if "torch._inductor" in sys.modules or "_inductor" in vars(torch):
+        yield
+        return
+    cache = SimpleNamespace(stack_frames_for_code=lambda path, line: None)
+    torch._inductor = SimpleNamespace(codecache=SimpleNamespace(PyCodeCache=cache))
+    try:
+        yield
+    finally:
+        # Another thread's import of the real one has put that here.
+        if isinstance(vars(torch).get("_inductor"), SimpleNamespace):
+            del torch._inductor
 
 
 def _history(segments: list[Any], entries: list[Any]) -> list[_Block]:

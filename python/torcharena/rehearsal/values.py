@@ -18,6 +18,7 @@ autograd's threads take the one of the forward pass.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import sys
@@ -410,7 +411,11 @@ class Values(TorchDispatchMode):
         if plan.plain:
             return plan.call(*args, **kwargs)
         kind = plan.kind
-        if plan.composite and kind != _RANKS:
+        if (
+            plan.composite
+            and kind != _RANKS
+            and not any(t.is_nested for t in tensors_in(args, []))  # these have kernels
+        ):
             with self.again():
                 return func.decompose(*args, **kwargs)
         if plan.sparse and inside.has_sparse(args):
@@ -534,7 +539,9 @@ class Values(TorchDispatchMode):
         if to_host:
             # To the host: only plain bytes are moved, what else there is is a kernel's.
             plain = source.is_contiguous() and result.is_contiguous()
-            if not plain or source.dtype != result.dtype:
+            if source.is_nested:
+                pass
+            elif not plain or source.dtype != result.dtype:
                 result.copy_(view_of(source))
         else:
             self._after(func, plan, args, kwargs, result)
@@ -602,6 +609,9 @@ class Values(TorchDispatchMode):
             )
             tensors_in((value,), written)
         outputs = written or tensors_in((result,), [])
+        nested = [t for t in outputs if t.is_nested and t.is_cuda]
+        if nested:
+            self._guess_nested(plan, nested)
         known = self.known
         wanted = [t for t in outputs if t.is_cuda and known(t) and t.numel()]
         if not wanted:
@@ -628,6 +638,9 @@ class Values(TorchDispatchMode):
         unknown = [t for t in inputs if not self.known(t)]
         if any(t.layout is not torch.strided for t in unknown):
             self._not_computed(wanted)
+            return
+        if any(t.is_nested for t in unknown):
+            self._guess_nested(plan, wanted)
             return
         integers = [t for t in wanted if not is_float(t)]
         much = (
@@ -675,6 +688,23 @@ class Values(TorchDispatchMode):
         for tensor, value in zip(outputs, tensors_in((values,), []), strict=False):
             if id(tensor) in kept and tensor.shape == value.shape:
                 view_of(tensor).copy_(value)
+
+    def _guess_nested(self, plan: _Plan, made: list[torch.Tensor]) -> None:
+        """What operators on nested tensors (torch.strided ones) make: floats are random,
+        integers 0, wherever they are kept, and all of it is a guess."""
+        self.guessed[plan.name] += 1
+        self.guesses.mark(made, True)
+        for tensor in made:
+            size, limit = tensor.untyped_storage().nbytes(), self.memory.limit
+            if not tensor.is_nested:
+                if is_float(tensor):
+                    self.guesser.fill(tensor)
+                elif tensor.is_contiguous():
+                    ctypes.memset(tensor.data_ptr(), 0, tensor.nbytes)
+            elif not is_float(tensor):
+                ctypes.memset(tensor.untyped_storage().data_ptr(), 0, size)
+            elif size <= limit * tensor.element_size():
+                self.guesser.fill(tensor.values())
 
     def _not_computed(self, made: Any) -> None:
         """Small floats that a library's kernel for sparse tensors would have made."""

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..caps.caps import device_memory
-from ..top.top_nvml import processes_of
+from ..top.nvml import processes_of
 
 __all__ = ["DROPPED", "ON_HOST", "device_rows", "rows_of"]
 

@@ -12,7 +12,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from ..loading import core
-from ..state import enabled, needs_enabled
+from ..state import enabled, is_rehearsal, needs_enabled
 from . import modules, phases
 
 __all__ = ["frames_of", "place_of", "recorded", "stacks"]
@@ -159,8 +159,6 @@ class stacks:
 
     def start(self) -> stacks:
         if not enabled():
-            from ..rehearsal.api import is_rehearsal
-
             if is_rehearsal():  # of torch's own allocators
                 return self
             needs_enabled("stacks")

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Modules", "around_compiled", "folded", "mark", "rows", "runs"]
 
-MOST = (
-    8191  # numbers, as in csrc/core/usage/usage.h; modules beyond count to the one around them
-)
+MOST = 8191  # numbers, as in csrc/core/usage/usage.h; modules beyond count to the one around them
 ROWS = 100  # of a report, folded ones
 EACH = 2000  # modules in all of them
 _MARK = "torcharena"  # in a node's metadata

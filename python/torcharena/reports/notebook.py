@@ -14,6 +14,7 @@ from ..loading import core
 from ..sizes import format_size
 from ..state import DeviceLike, device_index, enabled, needs_cuda, needs_enabled
 from . import phases, timelines
+from .terminal import peak_in
 
 __all__ = ["Cell", "State", "Watch", "load", "unload", "watch"]
 
@@ -64,13 +65,15 @@ class Cell(_Shown):
     """What a cell used and kept: ``%%arena`` shows it, and leaves it in ``_arena``.
 
     Bytes: ``before`` it and ``after`` it, its ``peak``, ``kept`` of what was allocated in
-    it, by category ``held``; ``reserved`` after it. ``seconds`` it took."""
+    it, by category ``held``; ``reserved`` after it; ``held_by_errors`` in tensors that errors
+    keep alive, this cell's too. ``seconds`` it took."""
 
     def __init__(self, name: str, index: int) -> None:
         self.name, self.device = name, index
         self.before = self.after = self.peak = self.kept = self.reserved = 0
         self.allocations = self.page_moves = 0
         self.seconds = 0.0
+        self.held_by_errors = 0
         self.held: dict[str, int] = {}
         self.inside: list[dict[str, Any]] = []  # its phases
 
@@ -90,13 +93,18 @@ class Cell(_Shown):
             )
             lines += [
                 f"  {row['path']:<{wide}}{row['entries'] or '':>7}"
-                f"{format_size(row['peak']):>12}{format_size(row['live']):>12}"
+                f"{peak_in(row):>12}{format_size(row['live']):>12}"
                 f"{row['allocations']:>13,}"
                 for row in self.inside
             ]
         if self.held:
             parts = ", ".join(f"{k} {format_size(v)}" for k, v in self.held.items())
             lines.append(f"  kept: {parts}")
+        if self.held_by_errors:
+            lines.append(
+                f"  errors that are over hold {format_size(self.held_by_errors)}, and "
+                "their graphs: torcharena.free_exceptions()"
+            )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -119,7 +127,9 @@ def run_cell(shell: Any, source: str, index: int) -> tuple[Cell, Any, Any]:
     # The number is that of the history: the counter of newer shells is one ahead by now.
     number = max(1, len(shell.user_ns.get("In", ())) - 1)
     cell = Cell(f"In[{number}]", index)
-    cell.before = report(index).data["now"]["bytes"]
+    needs_cuda()
+    phases.start()
+    cell.before = core().usage_look(index)["live"]
     value = error = None
     with phases.phase(cell.name):
         try:
@@ -140,6 +150,7 @@ def run_cell(shell: Any, source: str, index: int) -> tuple[Cell, Any, Any]:
     cell.page_moves = sum(row["page_moves"] for row in cell.inside)
     cell.seconds = cell.inside[0]["seconds"] if cell.inside else 0.0
     cell.held = _held(index, cell.name)
+    cell.held_by_errors = sum(row["bytes"] for row in data["held_by_errors"])
     return cell, value, error
 
 
@@ -157,16 +168,16 @@ def _execute(shell: Any, source: str) -> Any:
 
 def _held(index: int, name: str) -> dict[str, int]:
     """Live bytes of a phase and those inside it, by category."""
-    from .reporting import NOW, category_of, paths_of
+    from .reporting import NOW, category_of, known_phases
 
     library = core()
     blocks = library.usage_blocks(index, NOW)
-    paths = paths_of(library.usage_phases(index))
+    known = known_phases(library.usage_phases(index))
     sums: dict[str, int] = {}
     for _, size, _, phase, category, *_ in blocks:
-        path = paths[phase]
+        path = known[phase].path
         if path == name or path.startswith(f"{name}/"):
-            kind = category_of(category, path)
+            kind = category_of(category, known[phase])
             sums[kind] = sums.get(kind, 0) + size
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from ..loading import core, warn
-from ..state import enabled, needs_enabled
+from ..state import enabled, is_rehearsal, needs_enabled
 from . import phases
 from .reporting import Report, report
 
@@ -58,8 +58,6 @@ class on_oom(contextlib.ContextDecorator):
 
     def __enter__(self) -> on_oom:
         if not enabled():
-            from ..rehearsal.api import is_rehearsal
-
             if not is_rehearsal():
                 needs_enabled("on_oom")
         else:

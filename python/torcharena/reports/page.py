@@ -6,7 +6,7 @@ the network for nothing; the compact view has no script at all."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,20 @@ from .pictures import (
     seconds_text,
     timeline_svg,
 )
-from .reporting_text import module_title, unused_graphs
+from .terminal import (
+    cap_source,
+    growth_size,
+    held_by_error,
+    module_title,
+    peak_in,
+    steps_left,
+    unused_graphs,
+)
 from .timelines import ORDER, narrowed, squeezed
 
 __all__ = ["compact", "page"]
 
+_LASTS = 1_000_000  # steps; growth that takes longer to fill the device is no alarm
 POINTS = 900  # of the page's timeline: a point is about a pixel
 _MEMORY_COLOURS = {
     "asked for": "#3f78c3",
@@ -62,6 +71,7 @@ def page(data: dict[str, Any]) -> str:
         _section("Largest at the peak", _holders(peak)),
         _section("Autograd graphs that were never run backward", _unused(data)),
         _section("Growth from step to step", _growth(data)),
+        _section("Held by errors that are over", _held_by_errors(data)),
         _section("What would save most then, at most", _remedies(data)),
         _section("Pages of the arena now", _map(data["map"])) if data.get("map") else "",
     ]
@@ -95,9 +105,15 @@ def compact(data: dict[str, Any]) -> str:
         '<details style="margin:.5em 0"><summary style="cursor:pointer">categories, phases, '
         "largest holders, growth, device</summary>"
         f"{_categories(data)}{_phases(data)}{_modules(data)}{_holders(data['peak'])}"
-        f"{_growth(data)}{_unused(data)}"
-        f"{_remedies(data)}{_memory(data)}</details></div>"
+        f"{_growth(data)}{_unused(data)}{_held_by_errors(data)}"
+        f"{_remedies(data)}{_memory(data)}</details>"
     )
+    if data.get("map"):
+        parts.append(
+            '<details style="margin:.5em 0"><summary style="cursor:pointer">pages of the arena'
+            f"</summary>{_map(data['map'])}</details>"
+        )
+    parts.append("</div>")
     return "".join(parts)
 
 
@@ -142,13 +158,15 @@ def _tiles(data: dict[str, Any]) -> str:
         (
             "cap",
             "none" if data["cap"] is None else format_size(data["cap"]),
-            "" if data["cap"] is None else escape(f"by {data['cap_source']}"),
+            "" if data["cap"] is None else escape(f"by {cap_source(data)}"),
         ),
         ("now", format_size(data["now"]["bytes"]), ""),
         ("steps", f"{data['steps']:,}", f"in {seconds_text(data['seconds'])}"),
     ]
+    rows = data["growth"]
+    left = data.get("steps_left")
+    grows = bool(rows) and (left is None or left < _LASTS)
     if data["steps"] >= 6:
-        rows = data["growth"]
         each = sum(row["bytes_per_step"] for row in rows)
         tiles.append(
             (
@@ -158,7 +176,7 @@ def _tiles(data: dict[str, Any]) -> str:
             )
         )
     boxes = "".join(
-        f'<div class="tile{" warn" if name == "growth" and value != "none" else ""}">'
+        f'<div class="tile{" warn" if name == "growth" and grows else ""}">'
         f"<span>{name}</span><strong>{value}</strong><small>{more}</small></div>"
         for name, value, more in tiles
     )
@@ -176,14 +194,18 @@ def _timeline(data: dict[str, Any], narrow: dict[str, Any]) -> str:
 
 
 def _table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int, total: bool = False
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: int | Container[int],
+    total: bool = False,
 ) -> str:
-    """Columns from the number ``numbers`` on are numbers."""
+    """Columns from the number ``numbers`` on are numbers, or these."""
     listed = list(rows)
+    right = range(numbers, len(heads)) if isinstance(numbers, int) else numbers
 
     def cells(row: Sequence[str], tag: str) -> str:
         return "".join(
-            f'<{tag} style="text-align:{"right" if i >= numbers else "left"};'
+            f'<{tag} style="text-align:{"right" if i in right else "left"};'
             f'padding:.15em .7em">{cell}</{tag}>'
             for i, cell in enumerate(row)
         )
@@ -229,7 +251,7 @@ def _categories(data: dict[str, Any]) -> str:
 
 def _map(data: dict[str, Any]) -> str:
     on_host = any(row.get("host") for row in data["arenas"])
-    return map_svg(data) + map_legend(on_host)
+    return f'<div class="map">{map_svg(data)}</div>{map_legend(on_host)}'
 
 
 def _memory(data: dict[str, Any]) -> str:
@@ -263,7 +285,7 @@ def _phases(data: dict[str, Any]) -> str:
                 f"{_dot(phase_colour(row['path']))}{_title(name)}",
                 f"{row['entries']:,}" if timed else "",
                 seconds_text(row["seconds"]) if timed else "",
-                format_size(row["peak"]),
+                peak_in(row),
                 format_size(row["kept"]),
                 format_size(row["allocated"]),
                 f"{row['allocations']:,}",
@@ -361,35 +383,38 @@ def _where(row: dict[str, Any], between: str = ", ") -> str:
 def _holders(peak: dict[str, Any]) -> str:
     rows = [
         (
+            format_size(row["bytes"]),
+            f"{100 * row['bytes'] / max(1, peak['bytes']):.1f} %",
             _dot(COLOURS.get(row["category"], COLOURS["other"]))
             + escape(row["category"]),
             _where(row),
-            format_size(row["bytes"]),
             f"{row['blocks']:,} × {format_size(row['size'])}",
-            f"{100 * row['bytes'] / max(1, peak['bytes']):.1f} %",
         )
         for row in peak["holders"]
     ]
-    heads = ("category", "allocated in", "bytes", "blocks", "of all")
-    return _table(heads, rows, 2) if rows else ""
+    heads = ("bytes", "of all", "category", "allocated in", "blocks")
+    return _table(heads, rows, (0, 1, 4)) if rows else ""
 
 
 def _growth(data: dict[str, Any]) -> str:
     if data["steps"] < 6:
         return ""
     if not data["growth"]:
-        return "<p>No growth: every step freed what it allocated.</p>"
+        return "<p>No growth: nothing piles up from step to step.</p>"
     rows = [
         (
+            f"{format_size(row['bytes_per_step'])} a step",
             _dot(COLOURS.get(row["category"], COLOURS["other"]))
             + escape(row["category"]),
             _where(row, "<br>"),
-            f"{format_size(row['bytes_per_step'])} a step",
-            f"mostly {format_size(row['size'])} each",
+            f"mostly {growth_size(row)}",
         )
         for row in data["growth"]
     ]
-    return _table(("category", "allocated in", "grows by", "blocks"), rows, 2)
+    note = (
+        f'<p class="note">{left}.</p>' if (left := steps_left(data).capitalize()) else ""
+    )
+    return _table(("grows by", "category", "allocated in", "blocks"), rows, (0,)) + note
 
 
 def _unused(data: dict[str, Any]) -> str:
@@ -401,6 +426,19 @@ def _unused(data: dict[str, Any]) -> str:
         f"<ul>{said}</ul><p>What backward would need was kept for nothing: "
         "<code>with torch.no_grad():</code> around them keeps none.</p>"
     )
+
+
+def _held_by_errors(data: dict[str, Any]) -> str:
+    rows = [
+        (format_size(row["bytes"]), f"<code>{escape(held_by_error(row))}</code>")
+        for row in data.get("held_by_errors") or ()
+    ]
+    note = (
+        '<p class="note">An error remembers its frames, and they their variables, with the '
+        "graphs behind them: "
+        "<code>torcharena.free_exceptions()</code> lets go of them.</p>"
+    )
+    return _table(("bytes", "in"), rows, (0,)) + note if rows else ""
 
 
 def _refusal(moment: dict[str, Any]) -> str:
@@ -420,14 +458,14 @@ def _remedies(data: dict[str, Any]) -> str:
     moment = data.get("out_of_memory") or data["peak"]
     rows = [
         (
-            escape(row["what"]),
-            '<span style="display:inline-block;white-space:normal;max-width:40em">'
-            f"{escape(row.get('how', ''))}</span>",
             format_size(row["bytes"]),
+            escape(row["what"]),
+            '<span style="display:inline-block;white-space:normal;min-width:16em;'
+            f'max-width:40em">{escape(row.get("how", ""))}</span>',
         )
         for row in moment.get("remedies", ())
     ]
-    return _table(("remedy", "how", "saves"), rows, 2) if rows else ""
+    return _table(("saves", "remedy", "how"), rows, (0,)) if rows else ""
 
 
 def _footer(data: dict[str, Any]) -> str:

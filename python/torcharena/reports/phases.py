@@ -26,6 +26,7 @@ CATEGORIES = (
     "activation",
     "buffer",
     "other",
+    "workspace",
 )
 
 _BYTES = 63  # of a name that the library keeps

@@ -22,6 +22,7 @@ COLOURS = {
     "optimizer state": "#8a63b8",
     "gradient": "#e08a2e",
     "activation": "#37a07a",
+    "workspace": "#b9a545",
     "other": "#8d939c",
 }
 _PHASES = {
@@ -38,6 +39,7 @@ _MORE = ("#cf6f9b", "#6fb3b8", "#b8935f", "#8c9fd9", "#9fb84f", "#d6a3c4")
 FULL, IDLE, ON_HOST = "#3f78c3", "#d98a5a", "#a58bc9"
 
 _LEFT, _RIGHT, _TOP = 66, 12, 16  # around a timeline, in its own units
+_APART = 44  # labels of steps
 _STRIP = 12  # height of the row of phases
 
 
@@ -221,7 +223,7 @@ def _peak(data: dict[str, Any], edges: list[str], y: Any, width: int) -> str:
         f'<circle cx="{left}" cy="{y(live[at])}" r="3.2" fill="#fff" stroke="#c8403a" '
         f'stroke-width="1.6"/><text x="{float(left) + move:.0f}" '
         f'y="{max(11.0, float(y(live[at])) - 6):.0f}" text-anchor="{anchor}" '
-        f'font-weight="600">peak {format_size(live[at])}</text>'
+        f'font-weight="600" class="ta-peak">peak {format_size(live[at])}</text>'
     )
 
 
@@ -248,15 +250,19 @@ def _step_marks(data: dict[str, Any], x: Any, bottom: int) -> str:
     marks = steps[:: max(1, -(-len(steps) // 200))]
     drawn = "".join(f"M{x(at)} {bottom + 4 + _STRIP}v3" for at, _ in marks)
     parts = [f'<path d="{drawn}" stroke="currentColor" stroke-opacity=".5"/>']
-    last = -1e9
-    for at, step in steps:
-        left = float(x(at))
-        if left - last >= 44:
-            parts.append(
-                f'<text x="{left:.0f}" y="{bottom + 28}" text-anchor="middle" '
-                f'font-size="9" opacity=".6">step {step}</text>'
-            )
-            last = left
+    places = [(float(x(at)), step) for at, step in steps]
+    shown: list[tuple[float, int]] = []
+    for left, step in places:
+        if not shown or left - shown[-1][0] >= _APART:
+            shown.append((left, step))
+    if shown and shown[-1] != places[-1]:  # the last one says how many there were
+        shown = [one for one in shown if places[-1][0] - one[0] >= _APART]
+        shown.append(places[-1])
+    parts += [
+        f'<text x="{left:.0f}" y="{bottom + 28}" text-anchor="middle" '
+        f'font-size="9" opacity=".6">step {step}</text>'
+        for left, step in shown
+    ]
     return "".join(parts)
 
 

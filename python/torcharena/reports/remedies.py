@@ -12,10 +12,12 @@ __all__ = ["remedies"]
 _LEAST = 0.01  # of the peak; less is not worth a line
 
 
-def remedies(moment: dict[str, Any], unused: int = 0) -> list[dict[str, Any]]:
+def remedies(
+    moment: dict[str, Any], unused: int = 0, full_precision: bool = False
+) -> list[dict[str, Any]]:
     """``what`` to do, ``bytes`` that it would save at most, and ``how``; the most first.
     ``moment`` is a report's peak or its out_of_memory; ``unused``: bytes that graphs which
-    never run backward held then."""
+    never run backward held then; ``full_precision``: the model is computed in float32."""
     of = moment["categories"]
     activations = of.get("activation", 0)
     state = of.get("optimizer state", 0)
@@ -45,6 +47,12 @@ def remedies(moment: dict[str, Any], unused: int = 0) -> list[dict[str, Any]]:
             state,
             "torcharena.offload_optimizer, with enable(spill=): each step reads and writes it "
             "over the link",
+        ),
+        (
+            "autocast to bf16",
+            activations // 2 if full_precision else 0,
+            'torch.autocast("cuda", torch.bfloat16) around forward and the loss: most '
+            "activations take half; parameters, gradients and state stay as they are",
         ),
         (
             "half the batch, two steps accumulated",

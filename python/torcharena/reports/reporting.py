@@ -6,34 +6,38 @@ what every view of it is made of."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import re
 import shutil
-import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..loading import core
 from ..state import DeviceLike, device_index, needs_cuda, needs_enabled
-from . import address_map, lines, modules, phases, timelines, tracking
+from . import address_map, growth, lines, modules, phases, timelines, tracking
 from .device_rows import device_rows
 from .graphs import rows_of
 from .remedies import remedies
-from .reporting_text import WIDEST, comparison, table
+from .terminal import WIDEST, comparison, table
 
-__all__ = ["NOW", "Report", "category_of", "load", "paths_of", "report", "write_whole"]
+__all__ = [
+    "NOW",
+    "Report",
+    "category_of",
+    "known_phases",
+    "load",
+    "paths_of",
+    "report",
+    "write_whole",
+]
 
 VERSION = 1
 _PEAK, _OOM, NOW = range(3)  # as in csrc/core/usage/usage.h
-# What is neither told by `track` nor of one of these phases is what forward and backward
-# made: activations, and their gradients.
-_NOT_ACTIVATIONS = ("optimizer", "zero_grad", "load")
 HOLDERS = 12  # of the largest groups at the peak
-STEADY = 8  # completed steps that growth is looked for in
-_FEWEST = 4  # of them that a growing group must have left something in
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -47,6 +51,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         part.write_bytes(data)
         os.replace(part, whole)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        error.filename, error.filename2 = os.fspath(path), None
+        raise
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -132,13 +140,16 @@ def report(device: DeviceLike = None) -> Report:
     library = core()
     look = library.usage_look(index)
     named = library.usage_phases(index)
-    paths = paths_of(named)
+    known = known_phases(named)
     now = library.usage_blocks(index, NOW)
-    held = _groups(now, paths)
+    held = _groups(now, known)
     peak = library.usage_blocks(index, _PEAK)
     stats = library.stats(index)
     graphs = [one.graphs for one in tracking.trackings()]
     unused = rows_of(graphs)
+    full_precision = any(one.full_precision() for one in tracking.trackings())
+    memory = device_rows(stats, index)
+    grown = _growth(now, known, look["step"])
     return Report(
         {
             "torcharena_report": VERSION,
@@ -148,16 +159,18 @@ def report(device: DeviceLike = None) -> Report:
             "peak": _moment(
                 look["peak"],
                 peak,
-                paths,
+                known,
                 look["step"],
                 sum(one.held_since_before(look["peak"]["us"]) for one in graphs),
+                full_precision,
             ),
             "out_of_memory": _moment(
                 look["out_of_memory"],
                 library.usage_blocks(index, _OOM),
-                paths,
+                known,
                 look["step"],
                 sum(row["alive_bytes"] for row in unused),
+                full_precision,
             )
             if look["out_of_memory"]["requested"]
             else None,
@@ -165,20 +178,24 @@ def report(device: DeviceLike = None) -> Report:
                 "bytes": look["live"],
                 "categories": _sums(held, 1),
                 "phases": _sums(held, 0),
-                "memory": device_rows(stats, index),
+                "memory": memory,
             },
             "reserved_peak": stats["reserved"][1],
             "cap": stats["limit"],
             "cap_source": None if stats["limit"] is None else stats["limit_source"],
             "phases": [
-                _phase_row(named, paths, number)
+                _phase_row(named[number], known[number].path)
                 for number in _order(named)
                 if named[number]["allocs"] or named[number]["entries"]
             ],
             "modules": modules.rows(index, peak, now),
             "stacks": lines.recorded(),
-            "growth": _growth(now, paths, look["step"]),
+            "growth": grown,
+            "steps_left": growth.steps_left(
+                grown, _room(memory, stats["limit"], look["live"])
+            ),
             "unused_graphs": unused,
+            "held_by_errors": _held_by_errors(look["live"]),
             "not_counted": look["lost"],
             "recorder_bytes": look["bytes"],
             "timeline": timelines.collect(index),
@@ -197,11 +214,16 @@ def _passes(block: modules.Block, step: int, now: int) -> bool:
 
 
 def _moment(
-    when: Any, blocks: modules.Blocks, paths: list[str], step: int, unused: int = 0
+    when: Any,
+    blocks: modules.Blocks,
+    known: list[Named],
+    step: int,
+    unused: int = 0,
+    full_precision: bool = False,
 ) -> dict[str, Any]:
-    groups = _groups(blocks, paths)
+    groups = _groups(blocks, known)
     together: Groups = {}  # whichever module or line: what the remedies are told from
-    passing = _groups((b for b in blocks if _passes(b, when["step"], step)), paths)
+    passing = _groups((b for b in blocks if _passes(b, when["step"], step)), known)
     for key, (count, size) in passing.items():
         alike = (key[0], key[1], key[2], "", "")
         had = together.get(alike, (0, 0))
@@ -211,13 +233,41 @@ def _moment(
         "requested": when["requested"],
         "seconds": when["us"] / 1e6,
         "step": when["step"],
-        "phase": paths[when["phase"]],
+        "phase": known[when["phase"]].path,
         "categories": _sums(groups, 1),
         "phases": _sums(groups, 0),
         "holders": _largest(groups),
     }
-    found = remedies({**moment, "holders": _largest(together)}, unused)
+    found = remedies({**moment, "holders": _largest(together)}, unused, full_precision)
     return {**moment, "remedies": found}
+
+
+def _held_by_errors(live: int) -> list[dict[str, Any]]:
+    """Tensors that errors which are over keep alive, the largest; none where they are little
+    of what lives."""
+    from .out_of_memory import held_by_exceptions  # which imports this
+
+    held = []
+    with contextlib.suppress(Exception):  # objects of others, which may do anything
+        held = held_by_exceptions()
+    if sum(one.bytes for one in held) * 100 < max(1, live):
+        return []
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for one in held:
+        had = sums.setdefault((one.exception, one.place, one.name), [0, 0])
+        had[0] += 1
+        had[1] += one.bytes
+    ranked = sorted(sums.items(), key=lambda item: -item[1][1])[:HOLDERS]
+    return [
+        {
+            "exception": kind,
+            "place": place,
+            "name": name,
+            "tensors": count,
+            "bytes": size,
+        }
+        for (kind, place, name), (count, size) in ranked
+    ]
 
 
 # --- phases ------------------------------------------------------------------------------
@@ -228,6 +278,23 @@ def paths_of(named: list[Any]) -> list[str]:
         around = paths[one["around"]]
         paths.append(f"{around}/{one['name']}" if around else one["name"])
     return paths
+
+
+class Named(NamedTuple):
+    """A phase that the library knows: its path, and whether what it allocated, and nobody told
+    a category of, is taken for activations; and what it frees late."""
+
+    path: str
+    activations: bool = False
+    late: float = 0.0  # bytes a step, as the library has them
+
+
+def known_phases(named: list[Any]) -> list[Named]:
+    """All of them, by number."""
+    told = zip(paths_of(named), named, strict=False)  # of none in a forked child
+    return [Named(path, one["activations"], one["late"]) for path, one in told] or [
+        Named("")
+    ]
 
 
 def _order(named: list[Any]) -> list[int]:
@@ -244,10 +311,9 @@ def _order(named: list[Any]) -> list[int]:
     return [*below(0), 0]
 
 
-def _phase_row(named: list[Any], paths: list[str], number: int) -> dict[str, Any]:
-    one = named[number]
+def _phase_row(one: Any, path: str) -> dict[str, Any]:
     return {
-        "path": paths[number],
+        "path": path,
         "entries": one["entries"],
         "seconds": one["us"] / 1e6,
         "peak": one["peak"],
@@ -263,25 +329,19 @@ def _phase_row(named: list[Any], paths: list[str], number: int) -> dict[str, Any
 
 
 # --- blocks ------------------------------------------------------------------------------
-def category_of(number: int, path: str) -> str:
+def category_of(number: int, phase: Named) -> str:
     """A block's category by its number, told or not, and the phase that it is of."""
     name = phases.CATEGORIES[number]
     if name != "unknown":
         return name
-    outermost = path.partition("/")[0]
-    inner = path.rpartition("/")[2]
-    if not path or outermost in _NOT_ACTIVATIONS or inner in _NOT_ACTIVATIONS:
-        return "other"
-    if inner.startswith("In["):  # a notebook's cell, itself
-        return "other"
-    return "activation"
+    return "activation" if phase.activations else "other"
 
 
 # phase, category, size, module (folded), place: count, bytes
 Groups = dict[tuple[str, str, int, str, str], tuple[int, int]]
 
 
-def _groups(blocks: Iterable[modules.Block], paths: list[str]) -> Groups:
+def _groups(blocks: Iterable[modules.Block], known: list[Named]) -> Groups:
     counts = collections.Counter(
         (phase, category, size, module, stack)
         for _, size, _, phase, category, module, stack in blocks
@@ -289,8 +349,8 @@ def _groups(blocks: Iterable[modules.Block], paths: list[str]) -> Groups:
     groups: Groups = {}
     for (phase, category, size, module, stack), count in counts.items():
         key = (
-            paths[phase],
-            category_of(category, paths[phase]),
+            known[phase].path,
+            category_of(category, known[phase]),
             size,
             modules.folded(module),
             lines.place_of(stack),
@@ -331,41 +391,39 @@ def _where(module: str, place: str) -> dict[str, str]:
     }
 
 
-def _growth(blocks: modules.Blocks, paths: list[str], step: int) -> list[dict[str, Any]]:
-    """Groups of one phase, category, module and place that each of many steps added to and nothing freed.
-    The step under way, and what lives on for one step, say nothing."""
-    last = range(max(1, step - STEADY), step - 1)
-    left: dict[tuple[str, ...], dict[int, int]] = collections.defaultdict(dict)
-    sizes: dict[tuple[str, ...], set[tuple[int, int]]] = collections.defaultdict(set)
-    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
-    for _, size, born, phase, category, module, stack in blocks:
-        if born in last:
-            key = (
-                paths[phase],
-                category_of(category, paths[phase]),
+def _growth(
+    blocks: modules.Blocks, known: list[Named], step: int
+) -> list[dict[str, Any]]:
+    """What each of many steps added to and nothing freed."""
+    left = (
+        growth.Left(
+            (
+                known[phase].path,
+                category_of(category, known[phase]),
                 modules.folded(module),
                 lines.place_of(stack),
-            )
-            left[key][born] = left[key].get(born, 0) + size
-            sizes[key].add((born, size))
-            counts[key] += 1
-    found = [
+            ),
+            born,
+            size,
+        )
+        for _, size, born, phase, category, module, stack in blocks
+    )
+    late = {one.path: one.late for one in known}
+    return [
         {
-            "phase": key[0],
-            "category": key[1],
-            "bytes_per_step": int(statistics.median(by_step.values())),
-            "steps": len(by_step),
-            "blocks": counts[key],
-            "size": _most_steps_left(sizes[key]),
-            **_where(key[2], key[3]),
+            "phase": row["group"][0],
+            "category": row["group"][1],
+            **{key: value for key, value in row.items() if key != "group"},
+            **_where(*row["group"][2:]),
         }
-        for key, by_step in left.items()
-        if len(by_step) >= max(_FEWEST, len(last) // 2)
+        for row in growth.growth(left, late, step)
     ]
-    return sorted(found, key=lambda row: -row["bytes_per_step"])
 
 
-def _most_steps_left(born_and_size: set[tuple[int, int]]) -> int:
-    """The size, the larger of two, of which most steps left a block."""
-    steps = collections.Counter(size for _, size in born_and_size)
-    return max(steps, key=lambda size: (steps[size], size))
+def _room(memory: dict[str, int | None], cap: int | None, live: int) -> int | None:
+    """Bytes that may be asked for yet, of the device's or the cap's."""
+    whole, used = memory["device"], memory["device in use"]
+    rooms = [] if cap is None else [cap - live]
+    if whole is not None and used is not None:
+        rooms.append(whole - used + (memory["reserved"] or 0) - live)
+    return max(0, min(rooms)) if rooms else None

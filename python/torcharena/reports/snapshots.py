@@ -11,9 +11,9 @@ import os
 import pickle
 from typing import Any
 
+from ..answers.memory import memory_snapshot
 from ..loading import core
 from ..state import needs_cuda, needs_enabled
-from ..torch_memory import memory_snapshot
 from . import lines, phases, reporting, tracking
 
 __all__ = ["annotate", "snapshot"]
@@ -52,11 +52,11 @@ def _write(path: str | os.PathLike[str], stacks: bool) -> None:
     found = memory_snapshot()
     library = core()
     for device, trace in enumerate(found["device_traces"]):
-        paths = reporting.paths_of(library.usage_phases(device))
+        known = reporting.known_phases(library.usage_phases(device))
         told = {
             address: (
-                reporting.category_of(category, paths[phase]),
-                paths[phase],
+                reporting.category_of(category, known[phase]),
+                known[phase].path,
                 stack if stacks else 0,
             )
             for address, _, _, phase, category, _, stack in library.usage_blocks(

@@ -16,7 +16,15 @@ from . import phases, tracking
 __all__ = ["ORDER", "Timeline", "collect", "narrowed", "squeezed", "timeline"]
 
 # From the bottom of a picture to its top: what lives long is below.
-ORDER = ("parameter", "buffer", "optimizer state", "gradient", "activation", "other")
+ORDER = (
+    "parameter",
+    "buffer",
+    "optimizer state",
+    "workspace",
+    "gradient",
+    "activation",
+    "other",
+)
 
 
 class Timeline:

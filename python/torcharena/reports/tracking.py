@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..loading import core
 from ..spill import spilling
-from ..state import enabled, needs_enabled
-from . import phases
+from ..state import enabled, is_rehearsal, needs_enabled
+from . import phases, workspaces
 from .graphs import Graphs
 from .lines import stacks as Stacks
 from .modules import Modules, around_compiled
@@ -55,6 +55,9 @@ class Tracking:
         # Of each device, as last walked; DTensors among them.
         self._parameters: dict[int, list[weakref.ref[Any]]] = {}
         self._sharded = False
+        # Parameters are all float32, and no forward pass was under autocast.
+        self._float32 = False
+        self._autocast = False
         self.graphs = Graphs(self._look, core().usage_unused, bool(optimizers))
         self._modules: Modules | None = None
         self._stacks: Stacks | None = None
@@ -130,6 +133,7 @@ class Tracking:
         name = "evaluation"
         if _torch.is_grad_enabled():
             name = "forward"
+            self._autocast = self._autocast or _torch.is_autocast_enabled()
             self.graphs.forward_begins(module)
         spans.append((name, phases.enter_anew(name)))
 
@@ -264,11 +268,33 @@ class Tracking:
     def _walk(self, model: torch.nn.Module) -> None:
         self._parameters = {}
         self._sharded = False
+        kinds = set()
         for parameter in model.parameters():
             if parameter.is_cuda:
+                kinds.add(parameter.dtype)
                 held = self._parameters.setdefault(parameter.device.index, [])
                 held.append(weakref.ref(parameter))
                 self._sharded = self._sharded or hasattr(parameter, "_local_tensor")
+        plain = self._autocast or not any(_may_autocast(one) for one in model.modules())
+        self._float32 = kinds == {_torch.float32} and plain
+
+    def full_precision(self) -> bool:
+        """Whether all is computed in float32, as far as is known."""
+        return self._float32 and not self._autocast
+
+
+def _may_autocast(module: Any) -> bool:
+    """Whether its forward was wrapped, as accelerate does for autocast, or names that."""
+    forward = getattr(type(module), "forward", None)
+    code = getattr(forward, "__code__", None)
+    replaced = (
+        "forward" in vars(module) and "_orig_mod" not in module._modules
+    )  # compiled
+    return (
+        replaced
+        or hasattr(forward, "__wrapped__")
+        or "autocast" in getattr(code, "co_names", ())
+    )
 
 
 class _Open(threading.local):
@@ -322,7 +348,9 @@ def track(
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"track({type(model).__name__}): the model is a torch.nn.Module")
+        raise TypeError(
+            f"track({_kind(model)}): first the model, one torch.nn.Module, then the optimizer"
+        )
     for call in before_track:
         call()
     return begin(model, optimizer, modules=modules, stacks=stacks)
@@ -339,8 +367,6 @@ def begin(
     if stacks:
         tracking._stacks = Stacks()
     if not enabled():
-        from ..rehearsal.api import is_rehearsal
-
         if not is_rehearsal():
             needs_enabled("track")
         return tracking
@@ -367,6 +393,13 @@ def _look_at_all() -> None:
     _places = any(tracking.tells_places() for tracking in _all)
 
 
+def _kind(value: Any) -> str:
+    """What was given, as people call it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return type(value).__name__
+
+
 def _several(optimizer: Any) -> list[Any]:
     import torch
 
@@ -376,7 +409,7 @@ def _several(optimizer: Any) -> list[Any]:
         optimizer, Iterable
     ):
         return [optimizer]
-    return list(optimizer)
+    return list(optimizer.values() if isinstance(optimizer, dict) else optimizer)
 
 
 def _inner(optimizer: Any) -> Any:
@@ -386,8 +419,8 @@ def _inner(optimizer: Any) -> Any:
         found = found.optimizer
     if not hasattr(found, "_optimizer_step_post_hooks"):
         raise TypeError(
-            f"track(..., {type(optimizer).__name__}): an optimizer has step hooks, as those "
-            f"of torch.optim do"
+            f"track(..., {_kind(optimizer)}): an optimizer of torch.optim's, one that has its "
+            f"step hooks, or a list of such"
         )
     return found
 
@@ -493,12 +526,14 @@ def tell_all() -> None:
     """Says of every tracked model's blocks what they are, now."""
     for tracking in trackings():
         tracking.tell()
+    workspaces.tell()
     core().usage_told()
 
 
 def _tell_known() -> None:
     for tracking in trackings():
         tracking.tell_known()
+    workspaces.tell()
     core().usage_told()
 
 

@@ -9,6 +9,7 @@ here the optimizer's share is decided, at the end of a step."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import weakref
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..loading import core, log, warn
 from ..sizes import format_size
-from ..state import enabled, needs_enabled
+from ..state import enabled, is_rehearsal, needs_enabled
 from . import offload_optimizers, offload_saved, spilling
 from .host_tensors import HostTensors, host_tensors
 from .link_rates import link_rates
@@ -79,6 +80,20 @@ class _Device:
         return most - self.room + self.margin if most > self.room else 0
 
 
+class _Hook:
+    """A hook of the model. In a copy of the model, or a pickle of it, it does nothing, and has
+    nothing of torcharena."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
 class AutoOffload:
     """What `auto_offload` began. ``str()`` says what was chosen, what it is expected to cost and
     what it does cost; `stop`, or leaving it as a context manager, ends it."""
@@ -111,8 +126,8 @@ class AutoOffload:
 
         # The model may be compiled afterwards, its hooks with it. torch's optimizers have loaded
         # the compiler already.
-        begins = torch.compiler.disable(self._forward_begins)
-        ends = torch.compiler.disable(self._forward_ends)
+        begins = _Hook(torch.compiler.disable(self._forward_begins))
+        ends = _Hook(torch.compiler.disable(self._forward_ends))
         hooks: list[Any] = [
             model.register_forward_pre_hook(begins, prepend=True),
             model.register_forward_hook(ends, always_call=True),
@@ -307,8 +322,6 @@ class AutoOffload:
         if not needed and not self._is_away():
             self._clock.on = False
             return
-        from ..rehearsal.api import is_rehearsal
-
         self._clock.on = not is_rehearsal()  # where nothing takes its time
         chosen = [
             one
@@ -483,11 +496,8 @@ def auto_offload(model: torch.nn.Module, optimizer: Any) -> AutoOffload:
     if not several:
         raise TypeError("auto_offload: no optimizer was given")
     inner = [offload_optimizers.inner(one, "auto_offload") for one in several]
-    if not enabled():
-        from ..rehearsal.api import is_rehearsal
-
-        if not is_rehearsal():
-            needs_enabled("auto_offload")
+    if not enabled() and not is_rehearsal():
+        needs_enabled("auto_offload")
     return AutoOffload(model, list(dict.fromkeys(inner)))
 
 

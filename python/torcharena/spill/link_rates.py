@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..loading import core, log
+from ..state import is_rehearsal
 from .host_tensors import ArenaTensors, HostTensors
 from .offload_choice import ASSUMED, Rates
 
@@ -27,8 +28,6 @@ _known: dict[int, Rates] = {}
 def link_rates(device: int, host: HostTensors, room: int) -> Rates:
     """Of that device. ``room``: bytes that it has left; where they do not suffice, or anything
     goes wrong, the rates are assumed, and the next call tries again."""
-    from ..rehearsal.api import is_rehearsal
-
     with _lock:
         known = _known.get(device)
         if known is not None:

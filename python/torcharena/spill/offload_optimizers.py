@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..loading import warn
 from ..sizes import format_size
-from ..state import enabled
+from ..state import enabled, is_rehearsal
 from . import regions
 from .host_tensors import ArenaTensors, HostTensors, host_tensors
 
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Self = TypeVar("Self", bound="_Watched")
 
 LEAST = (
     64 << 10
@@ -54,11 +55,8 @@ def offload_optimizer(optimizer: T) -> T:
     (``spill=``), TypeError for what is no optimizer, torch.OutOfMemoryError where host memory
     does not suffice. In a rehearsal of torch's own allocators it does nothing."""
     found = inner(optimizer, "offload_optimizer")
-    if not enabled():
-        from ..rehearsal.api import is_rehearsal
-
-        if is_rehearsal():
-            return optimizer
+    if not enabled() and is_rehearsal():
+        return optimizer
     host = host_tensors("offload_optimizer", _REGION)
     offloaded = _offloaded.get(found)
     if offloaded is None:
@@ -134,15 +132,16 @@ def inner(optimizer: Any, what: str) -> Any:
     return found
 
 
-class _OfParameter(dict[Any, Any]):
-    """The state of one parameter: what is put in goes to the host. Copies and pickles are
-    plain dictionaries."""
+class _Watched(dict[Any, Any]):
+    """Whatever is put in, by any way that a dictionary has, is taken to the host. Copies and
+    pickles are plain dictionaries."""
 
     home: _Offloaded | None = None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self.home is not None:
             self.home.take(value)
+            self.home.lost |= key in self
         super().__setitem__(key, value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
@@ -154,6 +153,34 @@ class _OfParameter(dict[Any, Any]):
         for key, value in dict(*others, **named).items():
             self[key] = value
 
+    def __ior__(self: Self, other: Any) -> Self:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def _loses(self) -> None:
+        if self.home is not None:
+            self.home.lost = True
+
+    def __delitem__(self, key: Any) -> None:
+        self._loses()
+        super().__delitem__(key)
+
+    def pop(self, *arguments: Any) -> Any:
+        self._loses()
+        return super().pop(*arguments)
+
+    def popitem(self) -> tuple[Any, Any]:
+        self._loses()
+        return super().popitem()
+
+    def clear(self) -> None:
+        self._loses()
+        super().clear()
+
+
+class _OfParameter(_Watched):
+    """The state of one parameter."""
+
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
@@ -161,29 +188,55 @@ class _OfParameter(dict[Any, Any]):
         return dict(self)
 
 
-class _States(defaultdict[Any, Any]):
+class _States(_Watched, defaultdict[Any, Any]):
     """An optimizer's ``state``."""
 
     def __init__(self, home: _Offloaded) -> None:
-        super().__init__(dict)
+        defaultdict.__init__(self, dict)
         self.home = home
 
     def __missing__(self, key: Any) -> Any:
-        self[key] = {}
+        self.watch(key, {})
         return self[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, _OfParameter) and value.home is not self.home:
+            self.watch(key, value)  # another optimizer's
+        else:
+            super().__setitem__(key, value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            if type(default) is dict:  # the program goes on with what this returns
+                self.watch(key, default)
+            else:
+                self[key] = default
+        return self[key]
+
+    def watch(self, key: Any, value: Any) -> None:
+        """The same, by a dictionary of ours where ``value`` is one. One that the program puts
+        in is its own until the step ends: it may hold on to it, and fill it."""
         if type(value) in (dict, _OfParameter):
             of_parameter = _OfParameter()
             of_parameter.home = self.home
-            for name, one in value.items():
-                of_parameter[name] = one
+            of_parameter.update(value)
             value = of_parameter
-        super().__setitem__(key, value)
+        dict.__setitem__(self, key, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         plain = {key: _plain(value) for key, value in self.items()}
         return defaultdict, (dict, plain)
+
+    def copy(self) -> Any:
+        return defaultdict(dict, {key: _plain(value) for key, value in self.items()})
+
+    __copy__: Any = copy
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
 
 
 def _plain(value: Any) -> Any:
@@ -203,6 +256,9 @@ class _Offloaded:
         self._containers: list[Any] = []  # tensors come into them by ways we do not see
         self._removals: list[Callable[[], None]] = []
         self._loading = False
+        self.lost = (
+            False  # something left the state, and may be counted in `_there` still
+        )
         self.shared = 0  # bytes that stay on the device, others having them too
 
     def begin(self) -> None:
@@ -226,7 +282,9 @@ class _Offloaded:
         self._there = {}
         states = _States(self)
         for key, value in optimizer.state.items():
-            states[key] = value
+            if type(value) not in (dict, _OfParameter):
+                self.take(value)
+            states.watch(key, value)
         optimizer.state = states
 
     def count(self) -> dict[int, int]:
@@ -263,6 +321,8 @@ class _Offloaded:
         if self.most is None:
             return True
         index = int(local.device.index)
+        if self.lost:
+            self.lost, self._there = False, self.count()
         there = self._there.get(index, 0) + local.nbytes
         if there > self.most.get(index, 0):
             return False
@@ -325,9 +385,12 @@ class _Offloaded:
             self._adopt_another(optimizer)
         if self._containers:
             held, self._containers = self._containers, []
+            states = optimizer.state
+            for key in [key for key, state in states.items() if type(state) is dict]:
+                states.watch(key, states[key])
             there = [
                 value
-                for state in optimizer.state.values()
+                for state in states.values()
                 for value in (state.values() if isinstance(state, dict) else (state,))
             ]
             for container in held:

@@ -14,6 +14,7 @@ So every reuse of memory is ordered on the device, and the host waits for nothin
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections import deque
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sizes
 from ..loading import core, pass_on, warn
 from ..sizes import format_size
-from ..state import SizeLike, enabled, needs_enabled
+from ..state import SizeLike, enabled, is_rehearsal, needs_enabled
 from .host_tensors import HostTensors, host_tensors
 from .offload_plan import Learner, Plan, Seen
 
@@ -43,6 +44,16 @@ Waited = tuple[str, "torch.cuda.Event", "torch.cuda.Event"]
 
 _lock = threading.RLock()  # over everything below
 _movers: dict[Any, _Mover] = {}
+_child = False  # a forked one, which cannot use its parent's CUDA
+
+
+def _after_fork_child() -> None:
+    """A thread that had the lock is not there to give it back; what was saved is the parent's."""
+    global _child, _lock
+    _child, _lock = True, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_child)
 
 
 class offload_activations(contextlib.ContextDecorator):
@@ -95,8 +106,6 @@ class offload_activations(contextlib.ContextDecorator):
 
     def _begins(self) -> None:
         if not enabled():
-            from ..rehearsal.api import is_rehearsal
-
             if not is_rehearsal():
                 needs_enabled("offload_activations")
             self._open.append(contextlib.nullcontext())
@@ -367,6 +376,8 @@ class _Handle:
         item.waiting += 1
 
     def __del__(self) -> None:
+        if _child:
+            return
         try:
             with _lock:
                 self.item.handles -= 1
@@ -404,7 +415,7 @@ class _Pass:
 
     # --- what is where ------------------------------------------------------------------
     def _look_around(self) -> None:
-        from ..torch_memory import mem_get_info
+        from ..answers.memory import mem_get_info
 
         stats = core().stats(self.number)
         self.room = mem_get_info(self.number)[0] + stats["reserved"][0]
@@ -601,7 +612,7 @@ class _Pass:
             )
         held = self._sample()
         if item.is_away():
-            self._bring(item)
+            self._bring_now(item)
             held += item.size
         self._bring_ahead(held)
         current = self.links.current()
@@ -647,9 +658,29 @@ class _Pass:
         self.away -= item.size
         self.ahead += item.size
 
+    def _bring_now(self, item: _Item) -> None:
+        """What came ahead of its need makes room where there is none; it comes again."""
+        import torch
+
+        try:
+            return self._bring(item)
+        except torch.OutOfMemoryError:
+            if not self.ahead:
+                raise
+        for other in self.items:
+            if other.there is not None:
+                other.there.record_stream(self.links.back)
+                other.there = None
+                self.ahead -= other.size
+                self.away += other.size
+                self.next = max(self.next, other.index)
+        self._bring(item)
+
     def _bring_ahead(self, held: int) -> None:
         """What is needed next: enough that a copy is always under way, and as far as there is
         room beside what backward itself allocates between two looks."""
+        import torch
+
         usual = max(4 * self.largest, self.room // 32)
         most = self.room - usual
         if self.mover.budget is not None:
@@ -661,7 +692,10 @@ class _Pass:
                     return
                 if held + item.size > self.room - usual // 2:
                     return
-                self._bring(item)
+                try:
+                    self._bring(item)
+                except torch.OutOfMemoryError:
+                    return  # it comes when it is asked for
                 held += item.size
             self.next -= 1
 

@@ -20,7 +20,7 @@ from typing import Any
 from .. import settings, sizes, state
 from ..loading import core, pass_on
 from ..sizes import format_size
-from ..state import SizeLike, enabled, needs_cuda, needs_enabled
+from ..state import SizeLike, enabled, is_rehearsal, needs_cuda, needs_enabled
 
 __all__ = ["asleep", "inside", "open_region", "region", "sleep", "wake_up"]
 
@@ -79,8 +79,6 @@ class region(contextlib.ContextDecorator):
     def __enter__(self) -> region:
         stack = self._before.__dict__.setdefault("stack", [])
         if not enabled():
-            from ..rehearsal.api import is_rehearsal
-
             if not is_rehearsal():
                 needs_enabled("region")
             stack.append(None)

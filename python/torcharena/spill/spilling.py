@@ -11,7 +11,7 @@ from typing import Any
 from .. import sizes, state
 from ..loading import core, pass_on, warn
 from ..sizes import format_size
-from ..state import needs_cuda, needs_enabled
+from ..state import is_rehearsal, needs_cuda, needs_enabled
 
 __all__ = [
     "apply",
@@ -86,8 +86,6 @@ def step() -> None:
     `report`, unless `track` does. Raises RuntimeError while a CUDA graph is captured, and where the arena
     is not enabled; in a rehearsal of torch's own allocators it does nothing."""
     if not state.enabled():
-        from ..rehearsal.api import is_rehearsal
-
         if not is_rehearsal():
             needs_enabled("step")
         return

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import settings
-from ..caps import ledgers, limits_admin, limits_file, tenants
-from . import top_nvml
+from ..caps import admin_file, administrator, ledgers, tenants
+from . import nvml
 
 __all__ = ["Gpu", "Overview", "Process", "TenantSum", "look"]
 
@@ -109,10 +109,10 @@ def look(directory: str | None = None) -> Overview:
     """Reads everything once. ``directory``: other ledgers than those of this machine."""
     admin, problem, mode = None, "", ""
     try:
-        where = limits_admin.path()
-        admin = limits_file.load(where) if where else None
+        where = administrator.path()
+        admin = admin_file.load(where) if where else None
         mode = admin.mode if admin else ""
-    except limits_file.Malformed as error:
+    except admin_file.Malformed as error:
         problem, mode = str(error), "malformed"
     if directory is None:
         try:
@@ -126,13 +126,13 @@ def look(directory: str | None = None) -> Overview:
         found = ledgers.gpus(directory) if directory else []
     except OSError as error:
         problem = problem or f"{directory}: {error.strerror}" + _who_may(directory, error)
-    cards, nvml = top_nvml.cards()
+    cards, why = nvml.cards()
     by_uuid = {card.uuid: card for card in cards}
     uuids = [card.uuid for card in cards] + [u for u in found if u not in by_uuid]
     gpus = [
         _gpu(u, by_uuid.get(u), directory if u in found else "", admin) for u in uuids
     ]
-    return Overview(time.time(), directory or "", mode, gpus, problem, nvml)
+    return Overview(time.time(), directory or "", mode, gpus, problem, why)
 
 
 def _who_may(directory: str, error: OSError) -> str:
@@ -149,9 +149,9 @@ def _who_may(directory: str, error: OSError) -> str:
 
 def _gpu(
     uuid: str,
-    card: top_nvml.Card | None,
+    card: nvml.Card | None,
     directory: str,
-    admin: limits_file.AdminFile | None,
+    admin: admin_file.AdminFile | None,
 ) -> Gpu:
     gpu = Gpu(uuid)
     if card is not None:
@@ -223,7 +223,7 @@ def _user(uid: int) -> str:
 
 
 def _put_caps(
-    gpu: Gpu, rows: list[dict[str, Any]], admin: limits_file.AdminFile | None
+    gpu: Gpu, rows: list[dict[str, Any]], admin: admin_file.AdminFile | None
 ) -> None:
     """The device's cap is what the file says; where we see none, what the processes go by."""
     believed = [row["device_cap"] for row in rows if row["alive"]]

@@ -1,0 +1,1 @@
+"""`torcharena demo`: a small GPT on each allocator. `command` starts and compares, `train` runs."""
