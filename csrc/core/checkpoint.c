@@ -10,8 +10,8 @@
  * `pages` itself leaves its block held until then: one under way is let through first, and
  * from the first look at an arena on (`restoring`) none begins there. All is looked at before
  * anything is changed, a refusal changes nothing. */
-#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "arena.h"
 #include "block.h"
@@ -25,6 +25,7 @@
 #include "table.h"
 
 #define PATIENCE_US 2e6 /* far longer than a free takes that has begun */
+#define PAUSE_NS 50000  /* as long as a thread needs to wake and take a lock */
 
 /* --- a block for the thread's next request -------------------------------------------- */
 static _Thread_local struct {
@@ -176,7 +177,7 @@ static ta_status judge_chunk(const ta_chunk *c, const wanted *w, size_t *found)
     i = begin;
     for (const ta_block *b = c->first; b; b = b->next) {
         if (b->state == TA_FREE || stays(w, b)) continue;
-        if (b->state == TA_HELD) return TA_NOT_READY;
+        if (b->state == TA_HELD && !b->broken) return TA_NOT_READY;
         if (b->state == TA_LIVE && !b->uses) continue; /* it will be freed */
         while (i < w->count && w->blocks[i].addr + w->blocks[i].size <= b->addr) i++;
         const bool covered = i < w->count && w->blocks[i].addr < b->addr + b->size;
@@ -306,10 +307,11 @@ ta_status ta_pool_restore(ta_allocator *a, int device, ta_pool_id id,
     status = apart(&w) ? ta_enter(d, saved) : TA_INVALID;
     if (!status) {
         ta_lock_take(&d->pages);
+        const struct timespec pause = {0, PAUSE_NS};
         const double until = ta_now_us() + PATIENCE_US;
         while ((status = restore(d, id, &w)) == TA_NOT_READY && ta_now_us() < until) {
             ta_lock_drop(&d->pages); /* the free under way waits for it */
-            sched_yield();
+            nanosleep(&pause, NULL);
             ta_lock_take(&d->pages);
         }
         if (status == TA_NOT_READY) status = TA_BUSY;

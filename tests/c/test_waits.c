@@ -395,6 +395,33 @@ TEST(broken_place_of_another_arena)
     world_close(&w);
 }
 
+/* Such a place in a graph pool is no free under way: the pool can be set back around it. */
+TEST(broken_place_of_a_pool)
+{
+    const ta_pool_id id = {3, 4};
+    world w;
+    held a, b;
+    ta_pool_block lived;
+    size_t count = 0;
+    void *context;
+    open_hooked(&w, 3, 64 * MiB);
+    CHECK_EQ(ta_pool_begin(w.allocator, 0, id, everything, NULL), TA_OK);
+    CHECK_EQ(world_alloc(&w, &a, 8 * MiB, 0, w.stream[0][1]), TA_OK);
+    hook.fail_access = hook.fail_unmap = true;
+    CHECK_EQ(world_alloc(&w, &b, 16 * MiB, 0, w.stream[0][1]), TA_DRIVER);
+    hook.fail_access = hook.fail_unmap = false;
+    CHECK_EQ(ta_pool_end(w.allocator, 0, id, &context), TA_OK);
+    CHECK_EQ(ta_pool_blocks(w.allocator, 0, id, &lived, 1, &count), TA_OK);
+    CHECK_EQ(count, 1);
+    put(&w, &a);
+    CHECK_EQ(ta_pool_restore(w.allocator, 0, id, &lived, 1), TA_OK);
+    world_check(&w);
+    CHECK_EQ(ta_pool_restore(w.allocator, 0, id, NULL, 0), TA_OK);
+    CHECK_EQ(ta_pool_release(w.allocator, 0, id), TA_OK);
+    CHECK_EQ(world_stats(&w, 0).allocated[TA_POOL_ALL].current, 0);
+    world_close(&w);
+}
+
 /* An event that cannot be waited for, as one that a capture swallowed: the device can. */
 TEST(event_that_cannot_be_waited_for)
 {
