@@ -585,6 +585,7 @@ def enabled() -> None:
     if not REAL:
         libraries()[1].ta_simcuda_allow_moves(1)
     assert region(held) == pool._number and region(inner) not in (0, pool._number)
+    _regions_out_of_order(pool)
     with raises(RuntimeError, "pool="):
         assert pool.id
     with raises(ValueError, "set_limit"), torcharena.pool("capped", limit="1GiB"):
@@ -604,6 +605,41 @@ def enabled() -> None:
     same([held], [wanted])
     assert pool.empty_cache() >= 0
     assert_sound()
+
+
+def _regions_out_of_order(first: torcharena.Pool) -> None:
+    """Left in another order than entered, as pools beside torch's own allocator may be."""
+
+    def now() -> int:
+        return region(torch.zeros(MIB, dtype=torch.uint8, device="cuda"))
+
+    second, third = torcharena.region("second"), torcharena.pool("third")
+    outermost = now()
+    first.__enter__()
+    second.__enter__()
+    inner = now()
+    first.__exit__(None, None, None)
+    assert now() == inner != first._number
+    third.__enter__()
+    first.__enter__()
+    assert now() == first._number
+    second.__exit__(None, None, None)
+    third.__exit__(None, None, None)
+    assert now() == first._number
+    said: list[str] = []
+
+    def leaves(one: Any) -> None:
+        with raises(RuntimeError, "the thread that entered") as texts:
+            one.__exit__(None, None, None)
+        said.extend(texts)
+
+    for one in (first, second):
+        thread = threading.Thread(target=leaves, args=(one,))
+        thread.start()
+        thread.join()
+    assert "region('weights')" in said[0] and "region('second')" in said[1], said
+    first.__exit__(None, None, None)
+    assert now() == outermost
 
 
 def environment() -> None:

@@ -14,4 +14,4 @@ MORE = [
     "stays",
     "compiled",
 ]
-STATE = ["copies", "round_trips", "ways_in", "forked", "no_room_ahead"]
+STATE = ["copies", "round_trips", "ways_in", "replaced", "forked", "no_room_ahead"]

@@ -121,10 +121,12 @@ def round_trips() -> None:
 
 
 class _OwnDictionaries(torch.optim.Optimizer):
-    """Holds on to the dictionaries that it puts into its state; as some do."""
+    """Holds on to the dictionaries that it puts into its state; as some do. ``held``: from
+    step to step."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
+        self.held: list[dict[str, Any]] = []
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
@@ -132,6 +134,8 @@ class _OwnDictionaries(torch.optim.Optimizer):
                 state = self.state[parameter]
             else:
                 state = self.state[parameter] = {}
+                if len(self.state) == 2:
+                    self.held.append(state)
                 state["count"] = torch.zeros_like(parameter)
             state["count"].add_(1)
 
@@ -172,6 +176,12 @@ def ways_in() -> None:
         for parameter in (one, two):
             assert list(theirs.state[parameter]) == ["count"]
             assert on_host(theirs.state[parameter]["count"])
+    for name in ("late", "later"):
+        theirs.held[0][name] = fresh()["mine"]
+        assert theirs.state[two][name] is theirs.held[0][name]
+        theirs.step()
+        assert on_host(theirs.state[two][name])
+    assert isinstance(theirs.state[one], offload_optimizers._OfParameter)
 
     # A share of the state: what was there and left makes room for others.
     part = torch.optim.SGD([one, two], 0.1)
@@ -192,6 +202,47 @@ def ways_in() -> None:
         part.state.pop(two)
         removes()
         assert found(part) == 0
+    assert_sound()
+
+
+def replaced() -> None:
+    """A share of a state whose tensors are made anew in each step: it stays as large as it
+    may be, and is not counted through for each of them."""
+    start(values=False)
+    offload_optimizers.LEAST = 1
+    many = [nn.Parameter(torch.zeros(128, device="cuda")) for _ in range(50)]
+    optimizer: Any = torch.optim.SGD(many, 0.1)
+    most = 60 * many[0].nbytes
+    offload_optimizers.share(optimizer, 0, most)
+    looks = []
+    count = offload_optimizers._Offloaded.count
+
+    def counts(self: Any) -> dict[int, int]:
+        looks.append(1)
+        return count(self)
+
+    offload_optimizers._Offloaded.count = counts  # type: ignore[method-assign]
+    try:
+        for step in range(4):
+            for parameter in many:
+                state = optimizer.state[parameter]
+                state["step"] = step
+                state["same"] = (
+                    state["same"].add_(1) if step else torch.zeros_like(parameter)
+                )
+                for name in ("one", "two"):
+                    state[name] = torch.zeros_like(parameter)
+            there = count(offload_optimizers._offloaded[optimizer])[0]
+            assert most - many[0].nbytes <= there <= most, (step, there)
+    finally:
+        offload_optimizers._Offloaded.count = count  # type: ignore[method-assign]
+    assert len(looks) < 10, len(looks)
+    # What moves from one name to another is counted once.
+    for parameter in many:
+        state = optimizer.state[parameter]
+        state["before"] = state["one"]
+        state["one"] = torch.zeros_like(parameter)
+    assert offload_optimizers.host_bytes(optimizer) <= most
     assert_sound()
 
 

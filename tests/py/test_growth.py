@@ -94,6 +94,34 @@ def leak_beside_window(kept: Kept, step: int) -> None:
     kept.keep(step, KIB, ("mine", "activation", "", ""))
 
 
+def leak_among(others: int, emptied: int) -> Callable[[Kept, int], None]:
+    """In the same phase and of the same kind as a list that is emptied now and then."""
+
+    def run(kept: Kept, step: int) -> None:
+        kept.blocks.sort(key=lambda block: (block.size != others, block.step))
+        while step % emptied == 0 and kept.blocks and kept.blocks[0].size == others:
+            kept.drop_first(step)
+        kept.keep(step, MIB)
+        kept.keep(step, others)
+
+    return run
+
+
+def window_after_start(kept: Kept, step: int) -> None:
+    kept.blocks.sort(key=lambda block: (block.size != MIB, block.step))
+    window(5)(kept, step)
+    for _ in range(9 if step < 3 else 0):
+        kept.keep(step, KIB)
+
+
+def leak_among_window(kept: Kept, step: int) -> None:
+    kept.blocks.sort(key=lambda block: (block.size != 2 * MIB, block.step))
+    kept.keep(step, 2 * MIB)
+    if sum(block.size == 2 * MIB for block in kept.blocks) > 5:
+        kept.drop_first(step)
+    kept.keep(step, MIB)
+
+
 def run(program: Callable[[Kept, int], None], steps: int) -> list[tuple[int, int]]:
     """Bytes a step and steps between, of each row after so many steps."""
     kept = Kept()
@@ -109,7 +137,9 @@ def run(program: Callable[[Kept, int], None], steps: int) -> list[tuple[int, int
         (window(5), 12),
         (window(5), 24),
         (window(5), 100),
+        (window(20), 27),
         (window(20), 60),
+        (window_after_start, 60),
         (varied_window, 40),
         (fills_up, 30),
         (fills_by_chance, 60),
@@ -122,7 +152,9 @@ def run(program: Callable[[Kept, int], None], steps: int) -> list[tuple[int, int
         "window",
         "window-full",
         "window-later",
+        "long-window-soon",
         "long-window",
+        "window-after-start",
         "varied-window",
         "fills-up",
         "fills-by-chance",
@@ -144,6 +176,16 @@ def test_growth_is_found() -> None:
         ((rate, every),) = run(evaluation_leaks, steps)
         assert 0.8 * MIB <= rate <= 1.2 * MIB
         assert 8 <= every <= 12
+
+
+def test_growth_among_what_only_replaces_itself() -> None:
+    for steps in (40, 60, 79, 100, 1000):
+        assert run(leak_among_window, steps) == [(MIB, 1)]
+        for emptied in (3, 5):
+            assert run(leak_among(2 * MIB, emptied), steps) == [(MIB, 1)], (
+                steps,
+                emptied,
+            )
 
 
 def test_how_long_it_lasts() -> None:

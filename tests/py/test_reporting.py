@@ -600,6 +600,13 @@ def test_files_are_whole_or_not_there(
             Report(DATA).save(path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+    for where, why in (
+        ("no", "No such file or directory"),
+        ("r.json", "Not a directory"),
+    ):
+        with pytest.raises(OSError, match=why) as caught:
+            Report(DATA).save(tmp_path / where / "r.html")
+        assert str(caught.value).endswith(f": '{tmp_path / where / 'r.html'}'")
     link = tmp_path / "latest.json"
     link.symlink_to(path)
     Report(DATA).save(link)

@@ -5,7 +5,8 @@ something behind that nobody freed: most of the last eight; or, since some thing
 every tenth step only, steps all over a longer window. The window reaches back to the first
 step at most; that one and the step under way say nothing. What only keeps the last so many
 steps frees as much a step as it leaves, which the library counts by phase
-(`ta_usage_phase.late`): such a group does not grow."""
+(`ta_usage_phase.late`): such a group does not grow, but by what each step of the run's first half
+left and is there yet."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ class _Grown(NamedTuple):
     steps: int  # that did
     blocks: int
     size: int  # the most of them have
+    stays: int  # bytes that every step of the run's first half left for good
 
 
 def growth(
@@ -56,7 +58,11 @@ def growth(
             found[block.group].append(block)
     grown = [row for left in found.values() if (row := _grown(left, step)) is not None]
     grown.sort(key=lambda row: -row.bytes_per_step)
-    return [row._asdict() for row in _without_windows(grown, late)]
+    rows = sorted(_without_windows(grown, late), key=lambda row: -row.bytes_per_step)
+    return [
+        {key: value for key, value in row._asdict().items() if key != "stays"}
+        for row in rows
+    ]
 
 
 def _windows(step: int) -> Iterator[range]:
@@ -85,9 +91,27 @@ def _grown(left: list[Left], step: int) -> _Grown | None:
             continue
         inside = [block for block in left if block.step in by_step]
         return _Grown(
-            left[0].group, rate, every, len(by_step), len(inside), _usual_size(inside)
+            left[0].group,
+            rate,
+            every,
+            len(by_step),
+            len(inside),
+            _usual_size(inside),
+            _stays(left, step),
         )
     return None
+
+
+def _stays(left: list[Left], step: int) -> int:
+    """What frees its oldest blocks, or all of them, leaves nothing of some step."""
+    first = range(1, step // 2)
+    by_step = dict.fromkeys(first, 0)
+    for block in left:
+        if block.step in first:
+            by_step[block.step] += block.size
+    if len(first) < STEADY or not all(by_step.values()):
+        return 0
+    return int(statistics.median(by_step.values()))
 
 
 def _all_over(by_step: dict[int, int], window: range) -> bool:
@@ -113,11 +137,16 @@ def _usual_size(blocks: list[Left]) -> int:
 
 def _without_windows(rows: list[_Grown], late: dict[str, float]) -> Iterator[_Grown]:
     """Those whose phase does not free as much: what it frees is taken to be of the largest
-    that it can be."""
+    that it can be; but of none that stays."""
     freed = dict(late)
     for row in rows:
         phase = row.group[0]
-        if freed.get(phase, 0.0) >= _FREED * row.bytes_per_step:
+        if row.stays:
+            if freed.get(phase, 0.0) and row.stays < row.bytes_per_step:
+                freed[phase] = max(0.0, freed[phase] - row.bytes_per_step + row.stays)
+                row = row._replace(bytes_per_step=row.stays)
+            yield row
+        elif freed.get(phase, 0.0) >= _FREED * row.bytes_per_step:
             freed[phase] = max(0.0, freed[phase] - row.bytes_per_step)
         else:
             yield row

@@ -52,8 +52,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         part.write_bytes(data)
         os.replace(part, whole)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        error.filename, error.filename2 = os.fspath(path), None
+        with contextlib.suppress(OSError):  # as where a folder is none
+            part.unlink()
+        error.filename = os.fspath(path)
+        del error.filename2  # None would be told too
         raise
     except BaseException:
         part.unlink(missing_ok=True)

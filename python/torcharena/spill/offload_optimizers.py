@@ -7,6 +7,7 @@ them is on the device."""
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ LEAST = (
     64 << 10
 )  # bytes; smaller tensors stay: they save nothing, and each is a read far away
 _REGION = "torcharena.optimizer_state"
+_OURS = 3  # references to a state that nobody else holds: the states, the containers, the call
 
 _offloaded: weakref.WeakKeyDictionary[Any, _Offloaded] = weakref.WeakKeyDictionary()
 
@@ -139,10 +141,13 @@ class _Watched(dict[Any, Any]):
     home: _Offloaded | None = None
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self.home is not None:
-            self.home.take(value)
-            self.home.lost |= key in self
+        if self.home is None:
+            return super().__setitem__(key, value)
+        before = self.get(key)
+        self.home.take(value, another=value is not before)
         super().__setitem__(key, value)
+        if value is not before:
+            self.home.leaves(before)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         if key not in self:
@@ -215,7 +220,7 @@ class _States(_Watched, defaultdict[Any, Any]):
 
     def watch(self, key: Any, value: Any) -> None:
         """The same, by a dictionary of ours where ``value`` is one. One that the program puts
-        in is its own until the step ends: it may hold on to it, and fill it."""
+        in is its own until a step ends and it no longer holds on to it: it may fill it."""
         if type(value) in (dict, _OfParameter):
             of_parameter = _OfParameter()
             of_parameter.home = self.home
@@ -342,8 +347,23 @@ class _Offloaded:
         states.update({key: _plain(value) for key, value in optimizer.state.items()})
         optimizer.state = states
 
-    def take(self, value: Any) -> None:
-        """What is put into the state: large tensors on the device go to the host, in place."""
+    def leaves(self, value: Any) -> None:
+        """Another is in its place in the state now."""
+        import torch
+
+        if self.most is None or self.lost:
+            return
+        if not isinstance(value, torch.Tensor):
+            self.lost = isinstance(value, (list, tuple, dict))
+            return
+        local = _local(value)
+        if local.is_cuda and self.host.holds(local):
+            index = int(local.device.index)
+            self._there[index] = max(0, self._there.get(index, 0) - local.nbytes)
+
+    def take(self, value: Any, *, another: bool = False) -> None:
+        """What is put into the state: large tensors on the device go to the host, in place.
+        ``another``: it may be in the state already, at another place."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -361,6 +381,7 @@ class _Offloaded:
             elif self.host.holds(local):
                 if self._loading and not self._has_room(local):
                     _move(local, _on_device(local))
+                self.lost |= another
             else:
                 if storage.nbytes() != local.nbytes or not _is_alone(local):
                     self.shared += local.nbytes
@@ -370,7 +391,7 @@ class _Offloaded:
             if not any(value is one for one in self._containers):
                 self._containers.append(value)
             for one in _tensors(value):
-                self.take(one)
+                self.take(one, another=another)
 
     def _adopt_another(self, optimizer: Any) -> None:
         """The program, or load_state_dict, put another ``state`` in the place of ours."""
@@ -386,8 +407,13 @@ class _Offloaded:
         if self._containers:
             held, self._containers = self._containers, []
             states = optimizer.state
-            for key in [key for key, state in states.items() if type(state) is dict]:
-                states.watch(key, states[key])
+            for key in list(states):
+                if isinstance(states[key], _OfParameter):
+                    continue
+                if type(states[key]) is dict and sys.getrefcount(states[key]) <= _OURS:
+                    states.watch(key, states[key])
+                elif isinstance(states[key], dict):
+                    self.take(states[key])
             there = [
                 value
                 for state in states.values()

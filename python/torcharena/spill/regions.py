@@ -71,20 +71,17 @@ class region(contextlib.ContextDecorator):
         self.name = name
         self.page = settings.page_bytes(sizes.parse(page, name="page"))
         self.touch = touch
-        self._before = threading.local()
 
     def _recreate_cm(self) -> region:
         return self
 
     def __enter__(self) -> region:
-        stack = self._before.__dict__.setdefault("stack", [])
         if not enabled():
             if not is_rehearsal():
                 needs_enabled("region")
-            stack.append(None)
+            _entered.levels.append(_Level(self, None))
             return self
-        number = open_region(self.name, self.page, touch_host=self.touch == "host")
-        stack.append(core().region_enter(number))
+        _enter(self, open_region(self.name, self.page, touch_host=self.touch == "host"))
         return self
 
     def __exit__(
@@ -93,9 +90,47 @@ class region(contextlib.ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        before = self._before.stack.pop()
-        if before is not None:
-            core().region_enter(before)
+        if not _leave(self):
+            raise RuntimeError(
+                f"torcharena.region({self.name!r}) is left by a thread that is not in it: the "
+                "thread that entered a region leaves it"
+            )
+
+
+class _Level:
+    """What a thread entered: by whom, and the region that is in force without it."""
+
+    def __init__(self, owner: object, before: int | None) -> None:
+        self.owner, self.before = owner, before
+
+
+class _Entered(threading.local):
+    def __init__(self) -> None:
+        self.levels: list[_Level] = []  # the innermost last
+
+
+_entered = _Entered()
+
+
+def _enter(owner: object, number: int) -> None:
+    _entered.levels.append(_Level(owner, core().region_enter(number)))
+
+
+def _leave(owner: object) -> bool:
+    """Ends what the owner entered last in this thread; False where that is nothing. The
+    innermost one is in force; another that is left changes nothing for it."""
+    levels = _entered.levels
+    own = [at for at, level in enumerate(levels) if level.owner is owner]
+    if not own:
+        return False
+    level = levels.pop(own[-1])
+    if level.before is None:  # in a rehearsal, where there are no regions
+        return True
+    if own[-1] == len(levels):
+        core().region_enter(level.before)
+    else:
+        levels[own[-1]].before = level.before
+    return True
 
 
 _opened: dict[str, tuple[int, tuple[int, bool, bool]]] = {}
@@ -133,11 +168,12 @@ def open_region(
 @contextlib.contextmanager
 def inside(number: int) -> Iterator[None]:
     """This thread allocates in the region of that number."""
-    before = core().region_enter(number)
+    owner = object()
+    _enter(owner, number)
     try:
         yield
     finally:
-        core().region_enter(before)
+        _leave(owner)
 
 
 def _all() -> list[tuple[int, dict[str, Any]]]:
