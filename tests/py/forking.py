@@ -8,6 +8,8 @@ process does. A test about what happens while torch is imported wants `subproces
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import signal
@@ -73,12 +75,20 @@ class Server:
 
     def end(self) -> None:
         self.socket.close()
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.said.close()
 
 
 _servers: dict[tuple[Any, ...], Server] = {}
+
+
+@atexit.register
+def end_all() -> None:
+    """Those of this process."""
+    for key in [key for key in _servers if key[0] == os.getpid()]:
+        _servers.pop(key).end()
 
 
 def run(
@@ -93,7 +103,10 @@ def run(
     env = {name: value for name, value in env.items() if not name.startswith("PYTEST_")}
     key = (os.getpid(), options, tuple(sorted(env.items())))
     server = _servers.pop(key, None)
-    if server is None or server.process.poll() is not None:
+    if server is not None and server.process.poll() is not None:
+        server.end()
+        server = None
+    if server is None:
         while len(_servers) >= WAITING:
             _servers.pop(min(_servers, key=lambda one: _servers[one].runs)).end()
         server = Server(options, env)
