@@ -5,8 +5,9 @@
 The layers, from the top: csrc/include, csrc/core, csrc/driver, csrc/torch, csrc/py. A file
 may include headers of its own layer and of those above. csrc/simcuda is a library of its
 own: it stands on csrc/driver (the simulator) and above, never on csrc/torch or csrc/py.
-Beyond the C library, only csrc/py may include Python.h, only csrc/driver/cuda.c the driver's
-cuda.h, and only csrc/simcuda the CUDA runtime's and libraries' headers.
+Beyond the C library, only csrc/py may include Python.h, only csrc/driver/cuda*.c, by their
+cuda_calls.h, and csrc/simcuda the driver's cuda.h, and only csrc/simcuda the CUDA runtime's and
+libraries' headers.
 Exit status 1 where a rule is broken, each with file and line.
 """
 

@@ -12,8 +12,8 @@ which by the device's own description, with their knobs and workspaces. FOLDER g
     lists.jsonl.xz  an operation a line, with its lists
     calls.json      the machine; the driver's functions that libcudnn calls, by what for
 
-convolution_logs.py reads the logs, convolution_lists.py asks. It runs in a rehearsal too: there the handle's
-lists are those of the simulated card."""
+logs.py reads the logs, lists.py asks. It runs in a rehearsal too: there the handle's lists are
+those of the simulated card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of `benchmarks.spill`, in this process.
+"""One run of `benchmarks.groups.spill`, in this process.
 
     python -m benchmarks.groups.spill_child '{"what": "train", ...}'
 

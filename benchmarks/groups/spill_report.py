@@ -1,4 +1,4 @@
-"""Tables of `benchmarks.spill`: what each means costs, beside what the link and the computing
+"""Tables of `spill`, the group: what each means costs, beside what the link and the computing
 allow."""
 
 from __future__ import annotations

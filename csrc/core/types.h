@@ -330,7 +330,7 @@ struct ta_device {
     pthread_cond_t pool_idle; /* a filter, a plain free or a device wait is over */
     int device_waits;         /* under way: captures begin after them, they would break */
     bool plain;               /* memory comes in whole ranges: no VMM, or guarded */
-    bool guard;               /* a block a range (guard.c); never changes */
+    bool guard;               /* a block a range (guard/guard.c); never changes */
     int plain_frees; /* under way with `pages` dropped; pool_idle tells their end */
     uint64_t page_bytes, address_bound, addresses;
     ta_arena *arenas; /* written under `leveling`, too */
@@ -348,7 +348,7 @@ struct ta_device {
     int access[TA_MAX_DEVICES]; /* devices that may touch our pages, ourselves first */
     atomic_int access_count;    /* grows under `pages`; threads of ours read it without */
     uint64_t limits[TA_LIMIT_SOURCES];
-    ta_share *share; /* of a cap that processes share (share.c); NULL: none */
+    ta_share *share; /* of a cap that processes share (ledger/share.c); NULL: none */
     ta_chunk *spare_chunks;
     ta_arena *spare_arenas;
     /* Guarded by `leveling` (count.h): */

@@ -1,7 +1,7 @@
 /* place.c - what each thread is at; see place.h.
  *
- * Called by the Python binding to say it; by usage.c and history.c, in allocations, to
- * ask. */
+ * Called by the Python binding to say it; by usage/usage.c and history.c, in
+ * allocations, to ask. */
 #include "place.h"
 
 #include <stdatomic.h>
