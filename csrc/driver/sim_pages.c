@@ -4,7 +4,8 @@
  * twice, so that pages made in a row and mapped in a row share one mapping of the kernel
  * (Linux allows 65,530). A range is shut (PROT_NONE) until access is set and after unmap.
  * Forked children do not get the mappings. Called by sim.c and the files of
- * sim_memory.h under the machine's lock; with no_backing addresses are numbers and nothing is done. */
+ * sim_memory.h under the machine's lock; with no_backing addresses are numbers and nothing
+ * is done. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

@@ -9,9 +9,9 @@
  * cacheInfo: how large a workspace cudnn.benchmark may try. torch's throws.
  * memcpyAsync: copies between devices. torch's ignores that the devices may not reach each
  * other. enablePeerAccess stays torch's: it lets devices reach plain memory, and the arena
- * sets access on its own pages for every device that can. setCheckpointPoolState: what lives in a
- * graph's pool (checkpoint.c). torch's throws. shareIpcHandle, getIpcDevPtr: tensors for other processes (share.c);
- * torch's throw. */
+ * sets access on its own pages for every device that can.
+ * setCheckpointPoolState: what lives in a graph's pool (checkpoint.c). torch's throws.
+ * shareIpcHandle, getIpcDevPtr: tensors for other processes (share.c). torch's throw. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
