@@ -1,4 +1,4 @@
-# The house's doors. `make help` lists them.
+# The commands of this repository. `make help` lists them.
 #
 # demo and test set up all they need: an environment of their own under .venv, with the torch
 # of the active environment where that serves (scripts/environments.py has the rules).

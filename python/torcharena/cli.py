@@ -1,4 +1,4 @@
-"""The command line: run, doctor, top, limits, metrics, replay, rehearse, demo.
+"""The command line: run, doctor, top, limits, metrics, replay, report, rehearse, demo.
 
 What a command prints as JSON is the last line of standard output, one object. Exit codes:
 0 done; 1 the command's own answer is no; 2 the command line, or a file that it names, makes
