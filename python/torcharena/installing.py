@@ -58,7 +58,7 @@ def enable(
     fallback: without virtual memory management take plain driver allocations.
     strict: a cap that another clamps is an error, not a warning.
     record: a file for the trace of every allocation, see `record`.
-    page: bytes of a page, a multiple of 2 MiB; None: 4 MiB.
+    page: bytes of a page, a power of two from 2 MiB to 256 MiB; None: 4 MiB.
     slack: reserved over live peak at which idle pages are reused before new ones are made,
         1.0 or more. Less holds less memory and moves more pages; None: 1.02.
     spill: host memory that the process may pin, ``"64GiB"``, where the cap leaves no room:
