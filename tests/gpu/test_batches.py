@@ -1,4 +1,4 @@
-"""The batch finder on a GPU: G15, and S25."""
+"""The batch finder on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases G1 to G6 and G8, streams and graphs, by real PyTorch on a real GPU."""
+"""The cases of the hooks, streams and graphs, by real PyTorch on a real GPU."""
 
 from __future__ import annotations
 
