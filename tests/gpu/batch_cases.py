@@ -1,5 +1,6 @@
-"""The batch finder on a card: what it finds runs, is near the true limit, and
-leaves nothing behind. Run by test_batches.py, a process for each of torch's own allocators and the arena.
+"""The batch finder on a card: what it finds runs, is near the true limit, and leaves
+nothing behind. Run by test_batches.py, a process for each of torch's own allocators and the
+arena.
 
     python batch_cases.py native|expandable|arena|spill NAME..."""
 

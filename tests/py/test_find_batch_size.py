@@ -1,5 +1,5 @@
 """`find_batch_size` by real PyTorch on the simulated GPU, whose memory is a true limit: the
-cases of tests/gpu, S25 among them, rehearsals that come first, two ranks."""
+cases of tests/gpu, rehearsals that come first, two ranks."""
 
 from __future__ import annotations
 
