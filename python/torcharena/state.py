@@ -130,6 +130,15 @@ def needs_enabled(what: str) -> None:
         raise RuntimeError(f"torcharena.{what}() comes after torcharena.enable()")
 
 
+def takes_part(what: str) -> bool:
+    """Whether the arena is enabled; False in a rehearsal of torch's own allocators, where
+    ``what`` does nothing. Raises RuntimeError where `enable` has not been called."""
+    if not enabled() and is_rehearsal():
+        return False
+    needs_enabled(what)
+    return True
+
+
 def needs_cuda() -> None:
     """Initialises CUDA, and with it the library's allocator, where it is not yet."""
     if not core().created():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ _TRIED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)\. GPU (\d+)
 _TORCH_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _pools: dict[str, Pool] = {}
-_entered = threading.local()  # .stack: what this thread is in, the innermost last
 _host_budget: sizes.Size | None = None  # None: nobody has said
 
 
@@ -57,7 +55,8 @@ def pool(
     `region` ``tag``, and may be slept and woken by either name.
 
     limit: bytes of segments that it may hold on each device, what torch calls reserved; a share
-        ("50%") is of each device's own memory. None: no limit of its own. Not where the arena is enabled, which has a cap for all.
+        ("50%") is of each device's own memory. None: no limit of its own. Not where the arena is
+        enabled, which has a cap for all.
     page: bytes of a page, as for `region`; None: 32 MiB.
     touch: what its addresses do while it sleeps, as for `region`: None or ``"host"``.
     spill: host memory that all pools together may pin to sleep in; None: what the machine can
@@ -151,14 +150,11 @@ class Pool(contextlib.ContextDecorator):
         if self._mempools is None:
             self._region.__exit__(kind, error, trace)
             return
-        level = _innermost(self)
-        if level is None:
-            raise RuntimeError(
-                f"torcharena.pool({self.tag!r}) is left by a thread that is not in it: the "
-                "thread that entered a pool leaves it"
-            )
+        left = _entered.take(self)
+        if left is None:
+            raise regions.left_elsewhere("pool", self.tag)
         try:
-            _leave(level)
+            _end(*left)
         finally:
             with regions.lock:
                 self._inside -= 1
@@ -363,21 +359,12 @@ def _allow(library: Any, spill: sizes.Size) -> None:
     _host_budget = spill
 
 
-def _stack() -> list[_Level]:
-    levels: list[_Level] = _entered.__dict__.setdefault("stack", [])
-    return levels
-
-
-def _innermost(owner: object) -> _Level | None:
-    """The level that this thread entered last of those of the owner."""
-    return next((one for one in reversed(_stack()) if one.owner is owner), None)
-
-
-class _Level:
+class _Level(regions.Level):
     """Where a thread allocates: in some pools of torch's, or in its ordinary memory."""
 
     def __init__(self, mempools: MemPools | None, owner: object) -> None:
-        self.mempools, self.owner = mempools, owner
+        super().__init__(owner)
+        self.mempools = mempools
         self._routed: contextlib.ExitStack | None = None
 
     def begin(self) -> None:
@@ -390,14 +377,17 @@ class _Level:
             routed.close()
 
 
+_entered: regions.Entered[_Level] = regions.Entered()
+
+
 def _enter(mempools: MemPools | None, owner: object) -> None:
     """Of several pools torch takes the first or the last entered, by its version: one at a
     time is in force."""
-    stack = _stack()
+    levels = _entered.levels
     if mempools is not None:
         core().mempool_refusal()  # an old one
         _make_room()
-    outer = stack[-1] if stack else None
+    outer = levels[-1] if levels else None
     level = _Level(mempools, owner)
     if outer is not None:
         outer.end()
@@ -407,18 +397,17 @@ def _enter(mempools: MemPools | None, owner: object) -> None:
         if outer is not None:
             outer.begin()
         raise
-    stack.append(level)
+    levels.append(level)
 
 
-def _leave(level: _Level) -> None:
-    """The innermost one is in force; another that is left changes nothing for it."""
-    stack = _stack()
-    if stack[-1] is not level:
-        stack.remove(level)
+def _end(level: _Level, at: int) -> None:
+    """It was taken from there; if it was not the innermost, nothing changes for that one."""
+    levels = _entered.levels
+    if at < len(levels):
         return
-    stack.pop().end()
-    if stack:
-        stack[-1].begin()
+    level.end()
+    if levels:
+        levels[-1].begin()
 
 
 @contextlib.contextmanager
@@ -429,9 +418,9 @@ def outside() -> Any:
     try:
         yield
     finally:
-        level = _innermost(owner)
-        if level is not None:  # else another thread came to end it
-            _leave(level)
+        left = _entered.take(owner)
+        if left is not None:  # else another thread came to end it
+            _end(*left)
 
 
 def _make_room() -> None:

@@ -12,7 +12,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from ..loading import core
-from ..state import enabled, is_rehearsal, needs_enabled
+from ..state import takes_part
 from . import modules, phases
 
 __all__ = ["frames_of", "place_of", "recorded", "stacks"]
@@ -158,10 +158,8 @@ class stacks:
         self._mode: Any = None
 
     def start(self) -> stacks:
-        if not enabled():
-            if is_rehearsal():  # of torch's own allocators
-                return self
-            needs_enabled("stacks")
+        if not takes_part("stacks"):
+            return self
         phases.start()
         self._mode = _mode()
         self._mode.__enter__()

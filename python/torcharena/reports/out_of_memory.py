@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from ..loading import core, warn
-from ..state import enabled, is_rehearsal, needs_enabled
+from ..state import enabled, takes_part
 from . import phases
 from .reporting import Report, report
 
@@ -57,10 +57,7 @@ class on_oom(contextlib.ContextDecorator):
         return self
 
     def __enter__(self) -> on_oom:
-        if not enabled():
-            if not is_rehearsal():
-                needs_enabled("on_oom")
-        else:
+        if takes_part("on_oom"):
             phases.start()
         return self
 

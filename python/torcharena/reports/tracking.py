@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..loading import core
 from ..spill import spilling
-from ..state import enabled, is_rehearsal, needs_enabled
+from ..state import takes_part
 from . import phases, workspaces
 from .graphs import Graphs
 from .lines import stacks as Stacks
@@ -366,9 +366,7 @@ def begin(
         tracking._modules = Modules(model)
     if stacks:
         tracking._stacks = Stacks()
-    if not enabled():
-        if not is_rehearsal():
-            needs_enabled("track")
+    if not takes_part("track"):
         return tracking
     phases.start()
     with _lock:

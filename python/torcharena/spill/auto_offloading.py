@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..loading import core, log, warn
 from ..sizes import format_size
-from ..state import enabled, is_rehearsal, needs_enabled
+from ..state import enabled, is_rehearsal, takes_part
 from . import offload_optimizers, offload_saved, spilling
 from .host_tensors import HostTensors, host_tensors
 from .link_rates import link_rates
@@ -496,8 +496,7 @@ def auto_offload(model: torch.nn.Module, optimizer: Any) -> AutoOffload:
     if not several:
         raise TypeError("auto_offload: no optimizer was given")
     inner = [offload_optimizers.inner(one, "auto_offload") for one in several]
-    if not enabled() and not is_rehearsal():
-        needs_enabled("auto_offload")
+    takes_part("auto_offload")
     return AutoOffload(model, list(dict.fromkeys(inner)))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..loading import warn
 from ..sizes import format_size
-from ..state import enabled, is_rehearsal
+from ..state import takes_part
 from . import regions
 from .host_tensors import ArenaTensors, HostTensors, host_tensors
 
@@ -57,7 +57,7 @@ def offload_optimizer(optimizer: T) -> T:
     (``spill=``), TypeError for what is no optimizer, torch.OutOfMemoryError where host memory
     does not suffice. In a rehearsal of torch's own allocators it does nothing."""
     found = inner(optimizer, "offload_optimizer")
-    if not enabled() and is_rehearsal():
+    if not takes_part("offload_optimizer"):
         return optimizer
     host = host_tensors("offload_optimizer", _REGION)
     offloaded = _offloaded.get(found)
@@ -211,12 +211,9 @@ class _States(_Watched, defaultdict[Any, Any]):
             super().__setitem__(key, value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        if key not in self:
-            if type(default) is dict:  # the program goes on with what this returns
-                self.watch(key, default)
-            else:
-                self[key] = default
-        return self[key]
+        if type(default) is dict and key not in self:
+            self.watch(key, default)  # the program goes on with what this returns
+        return super().setdefault(key, default)
 
     def watch(self, key: Any, value: Any) -> None:
         """The same, by a dictionary of ours where ``value`` is one. One that the program puts

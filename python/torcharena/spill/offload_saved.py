@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sizes
 from ..loading import core, pass_on, warn
 from ..sizes import format_size
-from ..state import SizeLike, enabled, is_rehearsal, needs_enabled
+from ..state import SizeLike, takes_part
 from .host_tensors import HostTensors, host_tensors
 from .offload_plan import Learner, Plan, Seen
 
@@ -105,9 +105,7 @@ class offload_activations(contextlib.ContextDecorator):
         pass_on()
 
     def _begins(self) -> None:
-        if not enabled():
-            if not is_rehearsal():
-                needs_enabled("offload_activations")
+        if not takes_part("offload_activations"):
             self._open.append(contextlib.nullcontext())
             return
         import torch
@@ -631,9 +629,7 @@ class _Pass:
             handle.used = True
             item.waiting -= 1
         if item.there is not None and item.waiting <= 0:
-            item.there = None  # asked for again, it comes again
-            self.ahead -= item.size
-            self.away += item.size
+            self._leave_there(item)
         while self.leaving and self.leaving[0].left.query():  # type: ignore[union-attr]
             self._dropped(self.leaving.popleft())
         return found
@@ -658,6 +654,12 @@ class _Pass:
         self.away -= item.size
         self.ahead += item.size
 
+    def _leave_there(self, item: _Item) -> None:
+        """It is on the host alone again; asked for again, it comes again."""
+        item.there = None
+        self.ahead -= item.size
+        self.away += item.size
+
     def _bring_now(self, item: _Item) -> None:
         """What came ahead of its need makes room where there is none; it comes again."""
         import torch
@@ -670,9 +672,7 @@ class _Pass:
         for other in self.items:
             if other.there is not None:
                 other.there.record_stream(self.links.back)
-                other.there = None
-                self.ahead -= other.size
-                self.away += other.size
+                self._leave_there(other)
                 self.next = max(self.next, other.index)
         self._bring(item)
 

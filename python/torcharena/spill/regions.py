@@ -15,27 +15,27 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .. import settings, sizes, state
 from ..loading import core, pass_on
 from ..sizes import format_size
-from ..state import SizeLike, enabled, is_rehearsal, needs_cuda, needs_enabled
+from ..state import SizeLike, enabled, needs_cuda, needs_enabled, takes_part
 
 __all__ = ["asleep", "inside", "open_region", "region", "sleep", "wake_up"]
 
 Tags = str | Iterable[str] | None
 
 _OUT_OF_MEMORY, _NO_HOST_MEMORY = 1, 8  # of torcharena.h
-_lock = lock = threading.RLock()  # of pools too
+lock = threading.RLock()  # of pools too
 # Set by pools beside torch's own allocator, which must have their say.
 before_sleep: Callable[[str], None] | None = None
 
 
 def _after_fork_child() -> None:
     """A thread that had the lock is not there to give it back."""
-    global _lock, lock
-    _lock = lock = threading.RLock()
+    global lock
+    lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_child)
@@ -76,9 +76,7 @@ class region(contextlib.ContextDecorator):
         return self
 
     def __enter__(self) -> region:
-        if not enabled():
-            if not is_rehearsal():
-                needs_enabled("region")
+        if not takes_part("region"):
             _entered.levels.append(_Level(self, None))
             return self
         _enter(self, open_region(self.name, self.page, touch_host=self.touch == "host"))
@@ -90,47 +88,66 @@ class region(contextlib.ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not _leave(self):
-            raise RuntimeError(
-                f"torcharena.region({self.name!r}) is left by a thread that is not in it: the "
-                "thread that entered a region leaves it"
-            )
+        left = _entered.take(self)
+        if left is None:
+            raise left_elsewhere("region", self.name)
+        _end(*left)
 
 
-class _Level:
-    """What a thread entered: by whom, and the region that is in force without it."""
+class Level:
+    """What a thread entered, and by whom."""
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+
+Entering = TypeVar("Entering", bound=Level)
+
+
+class Entered(threading.local, Generic[Entering]):
+    """What each thread is in. The innermost is in force; levels may be left in any order."""
+
+    def __init__(self) -> None:
+        self.levels: list[Entering] = []  # the innermost last
+
+    def take(self, owner: object) -> tuple[Entering, int] | None:
+        """Takes out what the owner entered last, and says where it was; None: not here."""
+        for at in reversed(range(len(self.levels))):
+            if self.levels[at].owner is owner:
+                return self.levels.pop(at), at
+        return None
+
+
+def left_elsewhere(kind: str, name: str) -> RuntimeError:
+    return RuntimeError(
+        f"torcharena.{kind}({name!r}) is left by a thread that is not in it: the thread that "
+        f"entered a {kind} leaves it"
+    )
+
+
+class _Level(Level):
+    """The region that is in force without it; None: in a rehearsal, where there are none."""
 
     def __init__(self, owner: object, before: int | None) -> None:
-        self.owner, self.before = owner, before
+        super().__init__(owner)
+        self.before = before
 
 
-class _Entered(threading.local):
-    def __init__(self) -> None:
-        self.levels: list[_Level] = []  # the innermost last
-
-
-_entered = _Entered()
+_entered: Entered[_Level] = Entered()
 
 
 def _enter(owner: object, number: int) -> None:
     _entered.levels.append(_Level(owner, core().region_enter(number)))
 
 
-def _leave(owner: object) -> bool:
-    """Ends what the owner entered last in this thread; False where that is nothing. The
-    innermost one is in force; another that is left changes nothing for it."""
-    levels = _entered.levels
-    own = [at for at, level in enumerate(levels) if level.owner is owner]
-    if not own:
-        return False
-    level = levels.pop(own[-1])
-    if level.before is None:  # in a rehearsal, where there are no regions
-        return True
-    if own[-1] == len(levels):
+def _end(level: _Level, at: int) -> None:
+    """It was taken from there."""
+    if level.before is None:
+        return
+    if at == len(_entered.levels):
         core().region_enter(level.before)
-    else:
-        levels[own[-1]].before = level.before
-    return True
+    else:  # that one is in force, or waits for its turn
+        _entered.levels[at].before = level.before
 
 
 _opened: dict[str, tuple[int, tuple[int, bool, bool]]] = {}
@@ -143,7 +160,7 @@ def open_region(
     there with another page or touch, and where there are too many."""
     needs_cuda()
     wanted = (page, on_host, touch_host)
-    with _lock:
+    with lock:
         known = _opened.get(name)
         if known is not None and known[1] == wanted:
             return known[0]
@@ -173,7 +190,9 @@ def inside(number: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _leave(owner)
+        left = _entered.take(owner)
+        if left is not None:  # else another thread came to end it
+            _end(*left)
 
 
 def _all() -> list[tuple[int, dict[str, Any]]]:
@@ -224,7 +243,7 @@ def sleep(tags: Tags = None, keep: bool = True) -> int:
     are freed but still used by a stream, and where host memory does not suffice; ValueError
     for a name that no region has. Regions that went to sleep before that stay asleep."""
     freed = 0
-    with _lock:
+    with lock:
         try:
             for number, info in _chosen(tags, "sleep"):
                 if before_sleep is not None:
@@ -256,7 +275,7 @@ def wake_up(tags: Tags = None) -> int:
     Raises torch.OutOfMemoryError where there is no room: that region still sleeps whole, and
     the call can be made again; ValueError for a name that no region has."""
     taken = 0
-    with _lock:
+    with lock:
         try:
             for number, info in _chosen(tags, "wake_up"):
                 done = core().region_wake(number)

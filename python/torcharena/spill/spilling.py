@@ -11,7 +11,7 @@ from typing import Any
 from .. import sizes, state
 from ..loading import core, pass_on, warn
 from ..sizes import format_size
-from ..state import is_rehearsal, needs_cuda, needs_enabled
+from ..state import needs_cuda, needs_enabled, takes_part
 
 __all__ = [
     "apply",
@@ -85,11 +85,7 @@ def step() -> None:
     launch work meanwhile. With nothing to move it waits for nothing. Also counts as a step for
     `report`, unless `track` does. Raises RuntimeError while a CUDA graph is captured, and where the arena
     is not enabled; in a rehearsal of torch's own allocators it does nothing."""
-    if not state.enabled():
-        if not is_rehearsal():
-            needs_enabled("step")
-        return
-    if not core().created():
+    if not takes_part("step") or not core().created():
         return
     import torch
 
